@@ -1,0 +1,71 @@
+// The CPU back end of one instruction set. Its families are in the files of the same names.
+#pragma once
+
+#include "base/threads.h"
+#include "cpu/isa.h"
+#include "cpu/rows.h"
+#include "engine/backend.h"
+
+namespace ds4::cpu::DS4_ISA {
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(const Shape& shape, Activations activations, ThreadPool& pool);
+  ~CpuBackend() override;
+
+  void* alloc(size_t bytes) override;
+  void free(void* p, size_t bytes) override;
+  const char* name() const override;
+  void set_poll(Poll* poll) override { poll_ = poll; }
+
+  void embed(const EmbedArgs&) override;
+  void hc_read(const HcReadArgs&) override;
+  void hc_write(const HcWriteArgs&) override;
+  void engram(const EngramArgs&) override;
+  void attn_in(const AttnInArgs&) override;
+  void attn_query(const AttnQueryArgs&) override;
+  void compress(const CompressArgs&) override;
+  void index_query(const IndexQueryArgs&) override;
+  void select(const SelectArgs&) override;
+  void attend(const AttendArgs&) override;
+  void attn_out(const AttnOutArgs&) override;
+  void route(const RouteArgs&) override;
+  void moe(const MoeArgs&) override;
+  void head(const HeadArgs&) override;
+
+ private:
+  // One product for linear(): `rows` rows of m from row0, into out[i * ldo + r].
+  struct Product {
+    const Matrix* m;
+    int row0, rows;
+    XRows x;
+    float* out;
+    int64_t ldo;
+    bool round;
+  };
+  // All products in one parallel loop.
+  void linear(const Product* products, int n_products, int n);
+  void linear(const Matrix& m, XRows x, int n, float* out, int64_t ldo, bool round);
+
+  template <class F>
+  void loop(int64_t n, F f) {
+    if (!parallel_for(*pool_, poll_, n, f)) throw_cancelled();
+  }
+  [[noreturn]] static void throw_cancelled();
+
+  float* scratch(int worker) { return scratch_ + worker * static_cast<int64_t>(scratch_floats_); }
+  void need_scratch(size_t floats);     // per worker
+  float* need_temp(size_t floats);      // one block per back end, for the operation that runs
+
+  const Shape& s_;
+  const bool round_;   // bf16 and fp8 round to bf16
+  const bool quant_;   // fp8 quantises activations in front of fp8/fp4 slots
+  ThreadPool* pool_;
+  Poll* poll_ = nullptr;
+  float* scratch_ = nullptr;
+  size_t scratch_floats_ = 0;
+  float* temp_ = nullptr;
+  size_t temp_floats_ = 0;
+};
+
+}  // namespace ds4::cpu::DS4_ISA

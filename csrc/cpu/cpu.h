@@ -1,0 +1,23 @@
+// The CPU back ends that this build holds, and the choice among them at run time.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/threads.h"
+#include "cpu/ops.h"
+#include "engine/backend.h"
+
+namespace ds4::cpu {
+
+// Instruction sets that were built and that this machine has, best first ("avx512", "avx2", "neon", "plain").
+std::vector<std::string> available_isas();
+
+// isa: one of available_isas(), or "auto". The shape must outlive the back end.
+std::unique_ptr<Backend> make_backend(const std::string& isa, const Shape& shape, Activations activations,
+                                      ThreadPool& pool);
+
+const Ops& ops(const std::string& isa);
+
+}  // namespace ds4::cpu

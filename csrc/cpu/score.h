@@ -1,0 +1,92 @@
+// Scores of 16 index rows against one query: exact integer products of fp4 codes per group of 32, then scaled group
+// terms, heads in ascending order (docs/numerics.md, R4).
+#pragma once
+
+#include "cpu/simd.h"
+
+DS4_CPU_NAMESPACE_BEGIN
+
+constexpr int kScoreRows = 16;
+
+// Twice the two e2m1 values of a byte as two int16 (low nibble in the low half).
+struct PairTable {
+  int32_t v[256];
+};
+
+inline void fill_pair_table(PairTable& t) {
+  for (uint32_t b = 0; b < 256; ++b) {
+    const uint32_t lo = static_cast<uint32_t>(ds4_e2m1_twice(b & 15u)) & 0xffffu;
+    const uint32_t hi = static_cast<uint32_t>(ds4_e2m1_twice(b >> 4)) << 16;
+    t.v[b] = static_cast<int32_t>(hi | lo);
+  }
+}
+
+struct KeyBlock {  // 16 index rows, element pairs first
+  int32_t* pairs;  // [dim / 2][16]
+  float* scales;   // [dim / 32][16]
+};
+
+inline void load_keys(const PairTable& table, const uint8_t* const* rows, int n, int dim, KeyBlock out) {
+  for (int e = 0; e < kScoreRows; ++e) {
+    const uint8_t* row = rows[e < n ? e : 0];
+    for (int b = 0; b < dim / 2; ++b) out.pairs[b * kScoreRows + e] = table.v[row[b]];
+    for (int g = 0; g < dim / 32; ++g) out.scales[g * kScoreRows + e] = ds4_e8m0(row[dim / 2 + g]);
+  }
+}
+
+// acc[e] = sum over 16 pairs of the products of query and key codes.
+DS4_INLINE void group_products(const int32_t* pairs, const int32_t* query, int32_t* acc) {
+#if defined(DS4_ISA_AVX512)
+  __m512i s = _mm512_setzero_si512();
+  for (int b = 0; b < 16; ++b)
+    s = _mm512_add_epi32(s, _mm512_madd_epi16(_mm512_loadu_si512(pairs + b * 16), _mm512_set1_epi32(query[b])));
+  _mm512_storeu_si512(acc, s);
+#elif defined(DS4_ISA_AVX2)
+  __m256i s0 = _mm256_setzero_si256(), s1 = _mm256_setzero_si256();
+  for (int b = 0; b < 16; ++b) {
+    const __m256i q = _mm256_set1_epi32(query[b]);
+    const __m256i* p = reinterpret_cast<const __m256i*>(pairs + b * 16);
+    s0 = _mm256_add_epi32(s0, _mm256_madd_epi16(_mm256_loadu_si256(p), q));
+    s1 = _mm256_add_epi32(s1, _mm256_madd_epi16(_mm256_loadu_si256(p + 1), q));
+  }
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(acc), s0);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(acc) + 1, s1);
+#else
+  for (int e = 0; e < kScoreRows; ++e) acc[e] = 0;
+  for (int b = 0; b < 16; ++b) {
+    const int32_t q0 = static_cast<int16_t>(query[b] & 0xffff), q1 = query[b] >> 16;
+    for (int e = 0; e < kScoreRows; ++e) {
+      const int32_t p = pairs[b * kScoreRows + e];
+      acc[e] += static_cast<int16_t>(p & 0xffff) * q0 + (p >> 16) * q1;
+    }
+  }
+#endif
+}
+
+// out[e] = score of key e. query: [heads][dim / 2] int16 pairs; scales [heads][dim / 32] (a quarter of the scale).
+inline void score_keys(KeyBlock keys, const int32_t* query, const float* scales, const float* weights, int heads,
+                       int dim, bool round, float* out) {
+  const int groups = dim / 32;
+  float total[kScoreRows] = {};
+  for (int h = 0; h < heads; ++h) {
+    float d[kScoreRows];
+    for (int g = 0; g < groups; ++g) {
+      int32_t acc[kScoreRows];
+      group_products(keys.pairs + g * 16 * kScoreRows, query + (h * groups + g) * 16, acc);
+      const float s = scales[h * groups + g];
+      const float* ks = keys.scales + g * kScoreRows;
+      if (g == 0)
+        for (int e = 0; e < kScoreRows; ++e) d[e] = (static_cast<float>(acc[e]) * s) * ks[e];
+      else
+        for (int e = 0; e < kScoreRows; ++e) d[e] = d[e] + (static_cast<float>(acc[e]) * s) * ks[e];
+    }
+    const float w = weights[h];
+    if (round)
+      for (int e = 0; e < kScoreRows; ++e) total[e] = total[e] + ds4_bf16(ds4_max(ds4_bf16(d[e]), 0.f) * w);
+    else
+      for (int e = 0; e < kScoreRows; ++e) total[e] = total[e] + ds4_max(d[e], 0.f) * w;
+  }
+  for (int e = 0; e < kScoreRows; ++e) out[e] = round ? ds4_bf16(total[e]) : total[e];
+}
+
+DS4_CPU_NAMESPACE_END

@@ -1,0 +1,269 @@
+// One vector type per instruction set, and the decoders of narrow weight formats.
+//
+// Only operations that IEEE 754 rounds correctly (add, mul, fma) plus exact conversions, so the width never shows
+// in a result: the canonical order (docs/numerics.md) fixes which element meets which accumulator.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/isa.h"
+#include "numerics.h"
+
+#if defined(DS4_ISA_AVX512) || defined(DS4_ISA_AVX2)
+#include <immintrin.h>
+#elif defined(DS4_ISA_NEON)
+#include <arm_neon.h>
+#endif
+
+DS4_CPU_NAMESPACE_BEGIN
+
+#define DS4_INLINE inline __attribute__((always_inline))
+
+#if defined(DS4_ISA_AVX512)
+
+constexpr int kW = 16;
+constexpr int kRegisters = 32;
+struct V {
+  __m512 v;
+};
+DS4_INLINE V v_zero() { return {_mm512_setzero_ps()}; }
+DS4_INLINE V v_set(float x) { return {_mm512_set1_ps(x)}; }
+DS4_INLINE V v_load(const float* p) { return {_mm512_loadu_ps(p)}; }
+DS4_INLINE void v_store(float* p, V a) { _mm512_storeu_ps(p, a.v); }
+DS4_INLINE V v_add(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
+DS4_INLINE V v_mul(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
+DS4_INLINE V v_fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+DS4_INLINE V v_bf16(const uint16_t* p) {
+  __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))};
+}
+DS4_INLINE V v_f16(const uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+// 2^-8 times the e4m3 value: the code moved into a half float, whose exponent bias is 8 more.
+DS4_INLINE V v_e4m3_256th(const uint8_t* p) {
+  __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  __m256i h = _mm256_or_si256(_mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x80)), 8),
+                              _mm256_slli_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0x7f)), 7));
+  return {_mm512_cvtph_ps(h)};
+}
+DS4_INLINE V v_e2m1_pairs(const uint8_t* p) {  // element 2i in the low nibble of byte i
+  uint64_t bytes;
+  std::memcpy(&bytes, p, 8);
+  __m512i w = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(static_cast<long long>(bytes)));
+  w = _mm512_or_si512(w, _mm512_slli_epi64(w, 28));
+  const __m512 table = _mm512_setr_ps(0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f, -0.f, -.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f);
+  return {_mm512_permutexvar_ps(w, table)};
+}
+template <bool kHigh>
+DS4_INLINE V v_e2m1_half(const uint8_t* p) {  // MXFP4: 16 low nibbles, or 16 high nibbles
+  __m512i w = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  if (kHigh) w = _mm512_srli_epi32(w, 4);
+  const __m512 table = _mm512_setr_ps(0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f, -0.f, -.5f, -1.f, -1.5f, -2.f, -3.f, -4.f, -6.f);
+  return {_mm512_permutexvar_ps(w, table)};
+}
+DS4_INLINE V v_i8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+template <bool kHigh>
+DS4_INLINE V v_u4_half(const uint8_t* p) {  // unsigned nibbles of 16 bytes
+  __m512i w = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  w = kHigh ? _mm512_srli_epi32(w, 4) : _mm512_and_si512(w, _mm512_set1_epi32(15));
+  return {_mm512_cvtepi32_ps(w)};
+}
+
+#elif defined(DS4_ISA_AVX2)
+
+constexpr int kW = 8;
+constexpr int kRegisters = 16;
+struct V {
+  __m256 v;
+};
+DS4_INLINE V v_zero() { return {_mm256_setzero_ps()}; }
+DS4_INLINE V v_set(float x) { return {_mm256_set1_ps(x)}; }
+DS4_INLINE V v_load(const float* p) { return {_mm256_loadu_ps(p)}; }
+DS4_INLINE void v_store(float* p, V a) { _mm256_storeu_ps(p, a.v); }
+DS4_INLINE V v_add(V a, V b) { return {_mm256_add_ps(a.v, b.v)}; }
+DS4_INLINE V v_mul(V a, V b) { return {_mm256_mul_ps(a.v, b.v)}; }
+DS4_INLINE V v_fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+DS4_INLINE V v_bf16(const uint16_t* p) {
+  __m256i w = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(w, 16))};
+}
+DS4_INLINE V v_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+DS4_INLINE V v_e4m3_256th(const uint8_t* p) {
+  __m128i w = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  __m128i h = _mm_or_si128(_mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x80)), 8),
+                           _mm_slli_epi16(_mm_and_si128(w, _mm_set1_epi16(0x7f)), 7));
+  return {_mm256_cvtph_ps(h)};
+}
+DS4_INLINE V v_e2m1_codes(__m256i w) {  // low 4 bits of each word
+  const __m256 table = _mm256_setr_ps(0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f);
+  __m256 mag = _mm256_permutevar8x32_ps(table, w);
+  __m256i sign = _mm256_slli_epi32(_mm256_and_si256(w, _mm256_set1_epi32(8)), 28);
+  return {_mm256_or_ps(mag, _mm256_castsi256_ps(sign))};
+}
+DS4_INLINE V v_e2m1_pairs(const uint8_t* p) {
+  int32_t bytes;
+  std::memcpy(&bytes, p, 4);
+  __m256i w = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
+  w = _mm256_or_si256(w, _mm256_slli_epi64(w, 28));
+  return v_e2m1_codes(w);
+}
+template <bool kHigh>
+DS4_INLINE V v_e2m1_half(const uint8_t* p) {
+  __m256i w = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  if (kHigh) w = _mm256_srli_epi32(w, 4);
+  return v_e2m1_codes(w);
+}
+DS4_INLINE V v_i8(const int8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
+template <bool kHigh>
+DS4_INLINE V v_u4_half(const uint8_t* p) {
+  __m256i w = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  w = kHigh ? _mm256_srli_epi32(w, 4) : _mm256_and_si256(w, _mm256_set1_epi32(15));
+  return {_mm256_cvtepi32_ps(w)};
+}
+
+#else
+
+// Four lanes: NEON registers, or plain code that the compiler may or may not vectorise.
+constexpr int kW = 4;
+#if defined(DS4_ISA_NEON)
+constexpr int kRegisters = 32;
+struct V {
+  float32x4_t v;
+};
+DS4_INLINE V v_zero() { return {vdupq_n_f32(0.f)}; }
+DS4_INLINE V v_set(float x) { return {vdupq_n_f32(x)}; }
+DS4_INLINE V v_load(const float* p) { return {vld1q_f32(p)}; }
+DS4_INLINE void v_store(float* p, V a) { vst1q_f32(p, a.v); }
+DS4_INLINE V v_add(V a, V b) { return {vaddq_f32(a.v, b.v)}; }
+DS4_INLINE V v_mul(V a, V b) { return {vmulq_f32(a.v, b.v)}; }
+DS4_INLINE V v_fma(V a, V b, V c) { return {vfmaq_f32(c.v, a.v, b.v)}; }
+DS4_INLINE V v_bf16(const uint16_t* p) {
+  return {vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16))};
+}
+DS4_INLINE V v_f16(const uint16_t* p) { return {vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))}; }
+#else
+constexpr int kRegisters = 16;
+struct V {
+  float v[4];
+};
+DS4_INLINE V v_set(float x) { return {{x, x, x, x}}; }
+DS4_INLINE V v_zero() { return v_set(0.f); }
+DS4_INLINE V v_load(const float* p) { return {{p[0], p[1], p[2], p[3]}}; }
+DS4_INLINE void v_store(float* p, V a) { std::memcpy(p, a.v, sizeof a.v); }
+DS4_INLINE V v_add(V a, V b) { return {{a.v[0] + b.v[0], a.v[1] + b.v[1], a.v[2] + b.v[2], a.v[3] + b.v[3]}}; }
+DS4_INLINE V v_mul(V a, V b) { return {{a.v[0] * b.v[0], a.v[1] * b.v[1], a.v[2] * b.v[2], a.v[3] * b.v[3]}}; }
+DS4_INLINE V v_fma(V a, V b, V c) {
+  return {{DS4_FMA(a.v[0], b.v[0], c.v[0]), DS4_FMA(a.v[1], b.v[1], c.v[1]), DS4_FMA(a.v[2], b.v[2], c.v[2]),
+           DS4_FMA(a.v[3], b.v[3], c.v[3])}};
+}
+DS4_INLINE float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
+  const uint32_t mag = h & 0x7fffu;
+  const float normal = DS4_AS_FLOAT((mag << 13) + (112u << 23));
+  const float special = DS4_AS_FLOAT((mag << 13) | 0x7f800000u);
+  const float small = static_cast<float>(mag) * 5.9604644775390625e-8f;  // 2^-24
+  const float v = mag >= 0x7c00u ? special : (mag < 0x0400u ? small : normal);
+  return DS4_AS_FLOAT(DS4_AS_UINT(v) | sign);
+}
+DS4_INLINE V v_bf16(const uint16_t* p) {
+  V r;
+  for (int i = 0; i < 4; ++i) r.v[i] = DS4_AS_FLOAT(static_cast<uint32_t>(p[i]) << 16);
+  return r;
+}
+DS4_INLINE V v_f16(const uint16_t* p) {
+  V r;
+  for (int i = 0; i < 4; ++i) r.v[i] = half_to_float(p[i]);
+  return r;
+}
+#endif
+
+template <class F>
+DS4_INLINE V v_each(F f) {
+  float t[4];
+  for (int i = 0; i < 4; ++i) t[i] = f(i);
+  return v_load(t);
+}
+DS4_INLINE V v_e4m3_256th(const uint8_t* p) {
+  return v_each([&](int i) { return ds4_e4m3(p[i]) * 0.00390625f; });
+}
+DS4_INLINE float e2m1(uint32_t code) {
+  const float mag = 0.5f * static_cast<float>(ds4_e2m1_twice(code & 7u));
+  return DS4_AS_FLOAT(DS4_AS_UINT(mag) | ((code & 8u) << 28));
+}
+DS4_INLINE V v_e2m1_pairs(const uint8_t* p) {
+  return v_each([&](int i) { return e2m1((p[i >> 1] >> ((i & 1) * 4)) & 15u); });
+}
+template <bool kHigh>
+DS4_INLINE V v_e2m1_half(const uint8_t* p) {
+  return v_each([&](int i) { return e2m1((p[i] >> (kHigh ? 4 : 0)) & 15u); });
+}
+DS4_INLINE V v_i8(const int8_t* p) {
+  return v_each([&](int i) { return static_cast<float>(p[i]); });
+}
+template <bool kHigh>
+DS4_INLINE V v_u4_half(const uint8_t* p) {
+  return v_each([&](int i) { return static_cast<float>((p[i] >> (kHigh ? 4 : 0)) & 15u); });
+}
+
+#endif
+
+// Pairwise sums of neighbours: lane pairs of a, then of b, in an order that later calls undo (see pairwise_tree).
+#if defined(DS4_ISA_AVX512)
+DS4_INLINE V v_pairs(V a, V b) {
+  return {_mm512_add_ps(_mm512_shuffle_ps(a.v, b.v, 0x88), _mm512_shuffle_ps(a.v, b.v, 0xdd))};
+}
+#elif defined(DS4_ISA_AVX2)
+DS4_INLINE V v_pairs(V a, V b) {
+  return {_mm256_add_ps(_mm256_shuffle_ps(a.v, b.v, 0x88), _mm256_shuffle_ps(a.v, b.v, 0xdd))};
+}
+#elif defined(DS4_ISA_NEON)
+DS4_INLINE V v_pairs(V a, V b) { return {vpaddq_f32(a.v, b.v)}; }
+#else
+DS4_INLINE V v_pairs(V a, V b) { return {{a.v[0] + a.v[1], a.v[2] + a.v[3], b.v[0] + b.v[1], b.v[2] + b.v[3]}}; }
+#endif
+
+// Sum of kN vectors (4 or more, a power of two) of lanes, pairwise by index bit, the lowest first.
+template <int kN>
+DS4_INLINE float pairwise_tree(const V* t) {
+  static_assert(kN % 4 == 0);
+  // Two rounds of v_pairs turn four vectors into one whose 4-lane block q holds, for each of the four vectors, the
+  // sum of its lanes 4q .. 4q+3: bits 0 and 1 are done. Then bits of q (inside a vector), then those of the vectors.
+  constexpr int kQuads = kW / 4;
+  float sum[kN][kQuads];
+  for (int n = 0; n < kN; n += 4) {
+    float block[kW];
+    v_store(block, v_pairs(v_pairs(t[n], t[n + 1]), v_pairs(t[n + 2], t[n + 3])));
+    for (int q = 0; q < kQuads; ++q)
+      for (int j = 0; j < 4; ++j) sum[n + j][q] = block[4 * q + j];
+  }
+  for (int s = 1; s < kQuads; s <<= 1)
+    for (int q = 0; q < kQuads; q += 2 * s)
+      for (int n = 0; n < kN; ++n) sum[n][q] = sum[n][q] + sum[n][q + s];
+  for (int s = 1; s < kN; s <<= 1)
+    for (int n = 0; n < kN; n += 2 * s) sum[n][0] = sum[n][0] + sum[n + s][0];
+  return sum[0][0];
+}
+
+// Reads one 16-bit float of any alignment, exactly.
+DS4_INLINE float f16_scalar(const uint8_t* p) {
+  uint16_t h;
+  std::memcpy(&h, p, 2);
+#if defined(DS4_ISA_AVX512) || defined(DS4_ISA_AVX2)
+  return _cvtsh_ss(h);
+#elif defined(DS4_ISA_NEON)
+  const uint16_t four[4] = {h, h, h, h};
+  return vgetq_lane_f32(v_f16(four).v, 0);
+#else
+  return half_to_float(h);
+#endif
+}
+
+DS4_CPU_NAMESPACE_END

@@ -1,0 +1,208 @@
+// The contract: what the engine asks of a back end, one pure virtual function per fused operation.
+//
+// There are no defaults: a back end that lacks an operation does not compile. Decorators (a ledger that measures, a
+// check that runs two back ends) implement the same contract and wrap another one. All pointers in the argument
+// structs are memory of the back end (alloc()); the engine never looks inside. Shapes are row-major; n is the number
+// of rows (tokens) of this call. Every operation computes each row in the canonical order of docs/numerics.md, so a
+// row's result does not depend on n, on the thread count or on the instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/shape.h"
+#include "engine/weights.h"
+
+namespace ds4 {
+
+class Poll;
+
+// cos and sin of position * frequency for a run of positions: [n][rope_dim / 2] each.
+struct Rope {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+};
+
+// A ring of packed rows: row of position p at base + (p mod capacity) * row_bytes.
+struct RowRing {
+  uint8_t* base = nullptr;
+  int64_t capacity = 0;
+  int row_bytes = 0;
+  uint8_t* row(int64_t p) const { return base + (p % capacity) * row_bytes; }
+};
+
+struct EmbedArgs {
+  int n;
+  const int32_t* tokens;  // [n]
+  const Matrix* table;
+  float* stream;  // [n][C][D] out
+  float* mix;     // [n][C] out: (1, 0, ...)
+};
+
+struct HcReadArgs {  // coefficients of the stream, and collapse + norm with the mix of the sub-layer before
+  int n;
+  const float* stream;  // [n][C][D]
+  const float* mix;     // [n][C]
+  const HcWeights* w;
+  float* x;      // [n][D] normed input of the sub-layer
+  float* xq;     // [n][D] the same through the activation quantiser (mode fp8), else equal to x; may be x itself
+  float* pre;    // [n][C]
+  float* post;   // [n][C]
+  float* comb;   // [n][C][C]
+};
+
+struct HcWriteArgs {  // expand: stream_k = post_k y + sum_j comb_jk stream_j
+  int n;
+  const float* y;  // [n][D]
+  const float* post;
+  const float* comb;
+  float* stream;  // in place
+};
+
+struct EngramArgs {
+  int n;
+  const uint8_t* rows;  // [n][columns][row bytes]: e4m3 codes, then e8m0 scales per 32
+  const EngramWeights* w;
+  float* stream;  // in place
+};
+
+struct AttnInArgs {  // both down-projections: low-rank query, and the window row
+  int n;
+  int64_t position;  // of row 0
+  const float* xq;
+  const AttentionWeights* w;
+  Rope rope;
+  float* qr;      // [n][q_rank] normed (quantised in mode fp8)
+  RowRing window;  // rows position .. position + n - 1 are written
+};
+
+struct AttnQueryArgs {
+  int n;
+  const float* qr;
+  const AttentionWeights* w;
+  Rope rope;
+  float* q;  // [n][H][hd] rotated
+};
+
+struct CompressArgs {
+  int n;
+  int64_t position;
+  int ratio;
+  const float* x;
+  const CompressorWeights* w;
+  Rope rope;          // rows for positions first_rope .. position + n - 1
+  int64_t first_rope;
+  RowRing pending;     // ratio 2: unpooled rows of recent positions, [2][hd] f32 each
+  uint8_t* rows;       // compressed cache, entry j at rows + j * compressed_row_bytes
+  uint8_t* index_rows;  // index keys, entry j at index_rows + j * index_row_bytes
+};
+
+struct IndexQueryArgs {
+  int n;
+  const float* qr;
+  const float* x;
+  const IndexerWeights* w;
+  Rope rope;
+  int8_t* codes;   // [n][heads][dim] twice the fp4 value
+  float* scales;   // [n][heads][dim / 32], a quarter of the scale (so that code products need no halving)
+  float* weights;  // [n][heads]
+};
+
+struct SelectArgs {
+  int n;
+  int64_t position;
+  int ratio;
+  const int8_t* codes;
+  const float* scales;
+  const float* weights;
+  const uint8_t* index_rows;
+  int32_t* selected;          // [n][index_topk] ascending entries
+  int32_t* n_selected;        // [n]
+  int32_t* made_blocks;       // [n][candidate_blocks] ascending, written by the candidate source; else null
+  int32_t* n_made_blocks;     // [n]
+  const int32_t* use_blocks;  // [n][candidate_blocks] read by later index layers; else null
+  const int32_t* n_use_blocks;
+  float* scores_out;  // [n][scores_stride] every visible entry's score, for traces and tests; else null
+  int64_t scores_stride;
+};
+
+struct AttendArgs {
+  int n;
+  int64_t position;
+  const float* q;
+  RowRing window;
+  const uint8_t* compressed;  // null: window only
+  const int32_t* selected;    // [n][index_topk]
+  const int32_t* n_selected;
+  const float* sink;
+  Rope rope;
+  float* o;      // [n][H][hd], un-rotated
+  float* o_raw;  // the same before un-rotation, for traces; else null
+};
+
+struct AttnOutArgs {
+  int n;
+  const float* o;
+  const AttentionWeights* w;
+  float* low;  // [n][o_groups * o_rank] scratch
+  float* y;    // [n][D]
+};
+
+struct RouteArgs {
+  int n;
+  const float* x;
+  const MoeWeights* w;
+  float* scores;     // [n][n_experts] scratch
+  int32_t* experts;  // [n][top_k] ascending ids
+  float* weights;    // [n][top_k]
+};
+
+struct MoeArgs {
+  int n;
+  const float* xq;
+  const MoeWeights* w;
+  const int32_t* experts;
+  const float* weights;
+  float* mid;  // [n][top_k + 1][expert_dim] scratch, the shared expert last
+  float* y;    // [n][D]
+};
+
+struct HeadArgs {
+  int n;
+  const float* stream;
+  const float* mix;
+  const float* norm;
+  const Matrix* head;
+  float* x;       // [n][D] normed rows
+  float* logits;  // [n][vocab]
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // Memory that the operations may touch; zeroed, committed as it is written.
+  virtual void* alloc(size_t bytes) = 0;
+  virtual void free(void* p, size_t bytes) = 0;
+  virtual const char* name() const = 0;
+
+  // The stop question for the calls that follow, or null. An operation that was stopped throws Cancelled.
+  virtual void set_poll(Poll* poll) = 0;
+
+  virtual void embed(const EmbedArgs&) = 0;
+  virtual void hc_read(const HcReadArgs&) = 0;
+  virtual void hc_write(const HcWriteArgs&) = 0;
+  virtual void engram(const EngramArgs&) = 0;
+  virtual void attn_in(const AttnInArgs&) = 0;
+  virtual void attn_query(const AttnQueryArgs&) = 0;
+  virtual void compress(const CompressArgs&) = 0;
+  virtual void index_query(const IndexQueryArgs&) = 0;
+  virtual void select(const SelectArgs&) = 0;
+  virtual void attend(const AttendArgs&) = 0;
+  virtual void attn_out(const AttnOutArgs&) = 0;
+  virtual void route(const RouteArgs&) = 0;
+  virtual void moe(const MoeArgs&) = 0;
+  virtual void head(const HeadArgs&) = 0;
+};
+
+}  // namespace ds4

@@ -1,0 +1,234 @@
+#include "engine/builder.h"
+
+#include <map>
+
+#include "base/error.h"
+#include "cpu/cpu.h"
+#include "engine/rope.h"
+
+namespace ds4 {
+
+namespace {
+
+struct Format {
+  const char* name;
+  RowType type;
+  int block;        // columns of a block; 1: any number of columns
+  int block_bytes;
+  bool scaled;      // has separate e8m0 scales, one per 32 columns
+};
+
+constexpr Format kFormats[] = {
+    {"f32", RowType::f32, 1, 4, false},          {"f16", RowType::f16, 1, 2, false},
+    {"bf16", RowType::bf16, 1, 2, false},        {"fp8_block", RowType::fp8_block, 1, 1, true},
+    {"fp8_row", RowType::fp8_row, 32, 32, true}, {"fp4_row", RowType::fp4_row, 32, 16, true},
+    {"q8_0", RowType::q8_0, 32, 34, false},      {"q4_k", RowType::q4_k, 256, 144, false},
+    {"mxfp4", RowType::mxfp4, 32, 17, false},    {"q2_k", RowType::q2_k, 256, 84, false},
+};
+
+const Format& format_of(RowType type) {
+  for (const Format& f : kFormats)
+    if (f.type == type) return f;
+  throw CheckpointError("[weights] this row format is not supported yet");
+}
+
+// What a tensor name may fill. One list, used to set a slot and to find the ones left empty.
+struct Slots {
+  std::map<std::string, Matrix*> matrices;
+  std::map<std::string, const float**> vectors;
+  std::map<std::string, int64_t> vector_sizes;
+  std::map<std::string, std::pair<int64_t, int64_t>> shapes;
+
+  void matrix(const std::string& name, Matrix& m, int64_t rows, int64_t cols) {
+    matrices[name] = &m;
+    shapes[name] = {rows, cols};
+  }
+  void vector(const std::string& name, const float*& v, int64_t n) {
+    vectors[name] = &v;
+    vector_sizes[name] = n;
+  }
+};
+
+void hc_slots(Slots& t, const Shape& s, const std::string& p, const char* kind, HcWeights& w) {
+  const std::string hc = p + "hc_" + kind;
+  t.matrix(hc + "_fn", w.fn, s.mix_rows(), static_cast<int64_t>(s.n_streams) * s.hidden);
+  t.vector(hc + "_scale", w.scale, 3);
+  t.vector(hc + "_base", w.base, s.mix_rows());
+  t.vector(p + kind + "_norm.weight", w.norm, s.hidden);
+}
+
+void attention_slots(Slots& t, const Shape& s, const std::string& p, AttentionWeights& w) {
+  const int64_t heads = static_cast<int64_t>(s.n_heads) * s.head_dim;
+  t.matrix(p + "wq_a.weight", w.wq_a, s.q_rank, s.hidden);
+  t.matrix(p + "wq_b.weight", w.wq_b, heads, s.q_rank);
+  t.matrix(p + "wkv.weight", w.wkv, s.head_dim, s.hidden);
+  t.matrix(p + "wo_a.weight", w.wo_a, static_cast<int64_t>(s.o_groups) * s.o_rank, s.group_dim());
+  t.matrix(p + "wo_b.weight", w.wo_b, s.hidden, static_cast<int64_t>(s.o_groups) * s.o_rank);
+  t.vector(p + "q_norm.weight", w.q_norm, s.q_rank);
+  t.vector(p + "kv_norm.weight", w.kv_norm, s.head_dim);
+  t.vector(p + "attn_sink", w.sink, s.n_heads);
+}
+
+void index_slots(Slots& t, const Shape& s, int l, const std::string& p, LayerWeights& w) {
+  const int source = s.kv_source[l];
+  if (source >= 0 && s.source_layer[source] == l) {
+    t.matrix(p + "compressor.wkv.weight", w.compressor.wkv, s.head_dim, s.hidden);
+    if (s.ratio[l] == 2) t.matrix(p + "compressor.wgate.weight", w.compressor.wgate, s.head_dim, s.hidden);
+    t.vector(p + "compressor.norm.weight", w.compressor.norm, s.head_dim);
+    t.matrix(p + "indexer.wk.weight", w.compressor.index_k, s.index_dim, s.head_dim);
+    t.vector(p + "indexer.k_norm.weight", w.compressor.index_k_norm, s.index_dim);
+  }
+  if (s.index_source[l] == l) {
+    t.matrix(p + "indexer.wq_b.weight", w.indexer.wq_b, static_cast<int64_t>(s.index_heads) * s.index_dim, s.q_rank);
+    t.matrix(p + "indexer.weights_proj.weight", w.indexer.weights_proj, s.index_heads, s.hidden);
+  }
+}
+
+void expert_slots(Slots& t, const Shape& s, const std::string& p, ExpertWeights& w) {
+  t.matrix(p + "w1.weight", w.w1, s.expert_dim, s.hidden);
+  t.matrix(p + "w2.weight", w.w2, s.hidden, s.expert_dim);
+  t.matrix(p + "w3.weight", w.w3, s.expert_dim, s.hidden);
+}
+
+void layer_slots(Slots& t, const Shape& s, int l, LayerWeights& w) {
+  const std::string p = "layers." + std::to_string(l) + ".";
+  hc_slots(t, s, p, "attn", w.hc_attn);
+  hc_slots(t, s, p, "ffn", w.hc_ffn);
+  attention_slots(t, s, p + "attn.", w.attn);
+  index_slots(t, s, l, p + "attn.", w);
+  if (s.engram_index[l] >= 0) {
+    const int64_t cd = static_cast<int64_t>(s.n_streams) * s.hidden;
+    t.vector(p + "engram.q_weight", w.engram.q_weight, cd);
+    t.vector(p + "engram.k_weight", w.engram.k_weight, cd);
+    t.matrix(p + "engram.wkv.weight", w.engram.wkv, cd + s.hidden, static_cast<int64_t>(s.engram_columns) * s.engram_dim);
+  }
+  t.matrix(p + "ffn.gate.weight", w.moe.gate, s.n_experts, s.hidden);
+  t.vector(p + "ffn.gate.bias", w.moe.bias, s.n_experts);
+  for (int e = 0; e < s.n_experts; ++e)
+    expert_slots(t, s, p + "ffn.experts." + std::to_string(e) + ".", w.moe.experts[e]);
+  expert_slots(t, s, p + "ffn.shared_experts.", w.moe.shared);
+}
+
+Slots all_slots(Model& model) {
+  Slots t;
+  const Shape& s = model.shape;
+  t.matrix("embed.weight", model.weights.embed, s.vocab, s.hidden);
+  t.matrix("head.weight", model.weights.head, s.vocab, s.hidden);
+  t.vector("norm.weight", model.weights.norm, s.hidden);
+  for (int l = 0; l < s.n_layers; ++l) layer_slots(t, s, l, model.weights.layers[l]);
+  return t;
+}
+
+std::string pair(int64_t a, int64_t b) { return "[" + std::to_string(a) + ", " + std::to_string(b) + "]"; }
+
+}  // namespace
+
+struct ModelBuilderSlots {
+  Slots slots;
+};
+
+RowType parse_row_type(const std::string& name) {
+  for (const Format& f : kFormats)
+    if (name == f.name) return f.type;
+  throw CheckpointError("[weights] unknown or unsupported row format '" + name + "'");
+}
+
+int64_t row_bytes(RowType type, int64_t cols) {
+  const Format& f = format_of(type);
+  if (cols % f.block != 0)
+    throw CheckpointError("[weights] rows of format " + std::string(f.name) + " have a multiple of " +
+                          std::to_string(f.block) + " columns, got " + std::to_string(cols));
+  return cols / f.block * f.block_bytes;
+}
+
+int64_t scale_row_bytes(RowType type, int64_t cols) { return format_of(type).scaled ? (cols + 31) / 32 : 0; }
+
+ModelBuilder::ModelBuilder(Shape shape, Activations activations) : model_(std::make_shared<Model>()) {
+  model_->shape = std::move(shape);
+  model_->activations = activations;
+  const Shape& s = model_->shape;
+  model_->weights.layers.resize(static_cast<size_t>(s.n_layers));
+  for (auto& l : model_->weights.layers) l.moe.experts.resize(static_cast<size_t>(s.n_experts));
+  slots_ = std::make_shared<ModelBuilderSlots>(ModelBuilderSlots{all_slots(*model_)});
+}
+
+void ModelBuilder::matrix(const std::string& name, const std::string& type, int64_t rows, int64_t cols,
+                          const uint8_t* data, int64_t n_bytes, const uint8_t* scale, int64_t n_scale_bytes) {
+  const Slots& slots = slots_->slots;
+  const auto slot = slots.matrices.find(name);
+  if (slot == slots.matrices.end()) throw CheckpointError("[weights] the model has no matrix named " + name);
+  const auto [want_rows, want_cols] = slots.shapes.at(name);
+  if (rows != want_rows || cols != want_cols)
+    throw CheckpointError("[weights] " + name + ": expected shape " + pair(want_rows, want_cols) + ", got " + pair(rows, cols));
+  Matrix m;
+  m.type = parse_row_type(type);
+  m.rows = static_cast<int>(rows);
+  m.cols = static_cast<int>(cols);
+  m.data = data;
+  m.row_bytes = row_bytes(m.type, cols);
+  m.scale_row_bytes = scale_row_bytes(m.type, cols);
+  m.scale = m.scale_row_bytes > 0 ? scale : nullptr;
+  const int64_t scale_rows = m.type == RowType::fp8_block ? (rows + 31) / 32 : rows;
+  const int64_t want_scale = m.scale_row_bytes * scale_rows;
+  if (n_bytes != rows * m.row_bytes || n_scale_bytes != want_scale)
+    throw CheckpointError("[weights] " + name + ": expected " + std::to_string(rows * m.row_bytes) + " bytes and " +
+                          std::to_string(want_scale) + " bytes of scales, got " + std::to_string(n_bytes) + " and " +
+                          std::to_string(n_scale_bytes));
+  *slot->second = m;
+}
+
+void ModelBuilder::vector(const std::string& name, const float* data, int64_t n) {
+  const Slots& slots = slots_->slots;
+  const auto slot = slots.vectors.find(name);
+  if (slot == slots.vectors.end()) throw CheckpointError("[weights] the model has no vector named " + name);
+  if (n != slots.vector_sizes.at(name))
+    throw CheckpointError("[weights] " + name + ": expected " + std::to_string(slots.vector_sizes.at(name)) +
+                          " numbers, got " + std::to_string(n));
+  model_->vectors.emplace_back(data, data + n);
+  *slot->second = model_->vectors.back().data();
+}
+
+void ModelBuilder::hash(EngramHash hash) {
+  if (static_cast<int64_t>(hash.token_map.size()) < model_->shape.vocab)
+    throw CheckpointError("[engram] the token map has " + std::to_string(hash.token_map.size()) + " entries, expected " +
+                          std::to_string(model_->shape.vocab));
+  if (hash.columns() != model_->shape.engram_columns)
+    throw CheckpointError("[engram] the hash has " + std::to_string(hash.columns()) + " columns, expected " +
+                          std::to_string(model_->shape.engram_columns));
+  model_->hash = std::move(hash);
+}
+
+void ModelBuilder::engram_table(int64_t n_rows, RowFile codes, RowFile scales) {
+  const int want = model_->shape.engram_row_bytes();
+  if (codes.row_bytes + scales.row_bytes != want)
+    throw CheckpointError("[engram] rows of " + codes.path + ": expected " + std::to_string(want) + " bytes, got " +
+                          std::to_string(codes.row_bytes + scales.row_bytes));
+  model_->tables.push_back(
+      std::make_unique<EngramTable>(n_rows, model_->shape.engram_dim, std::move(codes), std::move(scales)));
+}
+
+std::shared_ptr<const Model> ModelBuilder::build(const std::string& isa, int threads) {
+  std::string missing;
+  int n = 0;
+  const auto add = [&](const std::string& name) {
+    if (++n <= 40) missing += "\n  - " + name;
+  };
+  for (const auto& [name, m] : slots_->slots.matrices)
+    if (m->empty()) add(name);
+  for (const auto& [name, v] : slots_->slots.vectors)
+    if (*v == nullptr) add(name);
+  if (n > 0) throw CheckpointError("[weights] " + std::to_string(n) + " tensors are missing:" + missing);
+  int engrams = 0;
+  for (int i : model_->shape.engram_index) engrams = i + 1 > engrams ? i + 1 : engrams;
+  if (static_cast<int>(model_->tables.size()) != engrams || static_cast<int>(model_->hash.primes.size()) != engrams)
+    throw CheckpointError("[engram] expected " + std::to_string(engrams) + " tables with their hashes, got " +
+                          std::to_string(model_->tables.size()) + " and " + std::to_string(model_->hash.primes.size()));
+  model_->isa = isa;
+  model_->pool = std::make_unique<ThreadPool>(threads);
+  model_->frequencies = rope_frequencies(model_->shape, false);
+  model_->yarn_frequencies = rope_frequencies(model_->shape, true);
+  model_->make_backend();  // fails here rather than in the first session
+  return std::move(model_);
+}
+
+}  // namespace ds4

@@ -1,0 +1,29 @@
+// What is shared by all sessions of one model: sizes, weights, Engram, worker threads.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/threads.h"
+#include "engine/backend.h"
+#include "engram/hash.h"
+#include "engram/table.h"
+
+namespace ds4 {
+
+struct Model {
+  Shape shape;
+  Weights weights;
+  Activations activations = Activations::bf16;
+  EngramHash hash;
+  std::vector<std::unique_ptr<EngramTable>> tables;
+  std::vector<std::vector<float>> vectors;  // owns the expanded norms, biases, sinks
+  std::string isa = "auto";
+  std::unique_ptr<ThreadPool> pool;
+  std::vector<float> frequencies, yarn_frequencies;
+
+  std::unique_ptr<Backend> make_backend() const;
+};
+
+}  // namespace ds4

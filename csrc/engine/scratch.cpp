@@ -1,0 +1,60 @@
+#include "engine/scratch.h"
+
+namespace ds4 {
+
+namespace {
+
+struct Layout {
+  uint8_t* base;
+  size_t used = 0;
+  template <class T>
+  T* take(int64_t n) {
+    T* p = base != nullptr ? reinterpret_cast<T*>(base + used) : nullptr;
+    used += (static_cast<size_t>(n) * sizeof(T) + 255) & ~size_t{255};
+    return p;
+  }
+};
+
+}  // namespace
+
+size_t lay_out(const Shape& s, Activations activations, int64_t n, int64_t n_logits, uint8_t* base, Scratch* out) {
+  Layout a{base};
+  Scratch t{};
+  const int64_t c = s.n_streams, d = s.hidden, heads = static_cast<int64_t>(s.n_heads) * s.head_dim;
+  t.tokens = a.take<int32_t>(n);
+  t.stream = a.take<float>(n * c * d);
+  t.mix = a.take<float>(n * c);
+  t.pre = a.take<float>(n * c);
+  t.post = a.take<float>(n * c);
+  t.comb = a.take<float>(n * c * c);
+  t.x = a.take<float>(n * d);
+  t.xq = activations == Activations::fp8 ? a.take<float>(n * d) : t.x;
+  t.qr = a.take<float>(n * s.q_rank);
+  t.q = a.take<float>(n * heads);
+  t.o = a.take<float>(n * heads);
+  t.low = a.take<float>(n * s.o_groups * s.o_rank);
+  t.y = a.take<float>(n * d);
+  const int64_t angles = (n + 1) * (s.rope_dim / 2);
+  t.cos = a.take<float>(angles);
+  t.sin = a.take<float>(angles);
+  t.yarn_cos = a.take<float>(angles);
+  t.yarn_sin = a.take<float>(angles);
+  t.index_codes = a.take<int8_t>(n * s.index_heads * s.index_dim);
+  t.index_scales = a.take<float>(n * s.index_heads * (s.index_dim / 32));
+  t.index_weights = a.take<float>(n * s.index_heads);
+  t.selected = a.take<int32_t>(n * s.index_topk);
+  t.n_selected = a.take<int32_t>(n);
+  t.blocks = a.take<int32_t>(n * s.candidate_blocks);
+  t.n_blocks = a.take<int32_t>(n);
+  t.route_scores = a.take<float>(n * s.n_experts);
+  t.experts = a.take<int32_t>(n * s.top_k);
+  t.expert_weights = a.take<float>(n * s.top_k);
+  t.mid = a.take<float>(n * (s.top_k + 1) * s.expert_dim);
+  t.engram_rows = a.take<uint8_t>(n * s.engram_columns * s.engram_row_bytes());
+  t.head_x = a.take<float>(n_logits * d);
+  t.logits = a.take<float>(n_logits * s.vocab);
+  if (out != nullptr) *out = t;
+  return a.used;
+}
+
+}  // namespace ds4

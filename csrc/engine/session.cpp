@@ -1,0 +1,234 @@
+#include "engine/session.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "engine/rope.h"
+
+namespace ds4 {
+
+Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk)
+    : model_(std::move(model)),
+      backend_(model_->make_backend()),
+      state_(model_->shape, *backend_, context, retain, chunk),
+      chunk_(chunk) {}
+
+Session::~Session() { backend_->free(scratch_base_, scratch_bytes_); }
+
+void Session::check_tokens(const int32_t* tokens, int64_t n) const {
+  if (n < 1) throw TokenError("[run] expected at least one token, got none");
+  if (n > chunk_)
+    throw OptionError("[run] expected at most " + std::to_string(chunk_) + " tokens in one run, got " + std::to_string(n));
+  if (state_.position() + n > state_.context())
+    throw ContextError("[run] " + std::to_string(n) + " tokens do not fit: position " +
+                       std::to_string(state_.position()) + " of a context of " + std::to_string(state_.context()));
+  for (int64_t i = 0; i < n; ++i)
+    if (tokens[i] < 0 || tokens[i] >= model_->shape.vocab)
+      throw TokenError("[run] token " + std::to_string(i) + " is " + std::to_string(tokens[i]) +
+                       "; expected 0 .. " + std::to_string(model_->shape.vocab - 1));
+}
+
+void Session::reserve_scratch(int64_t n, int64_t n_logits) {
+  const Shape& s = model_->shape;
+  const size_t bytes = lay_out(s, model_->activations, n, n_logits, nullptr, nullptr);
+  // Grows for a long prefill and shrinks again after it, so that a decoding session holds little.
+  if (bytes > scratch_bytes_ || bytes < scratch_bytes_ / 8) {
+    backend_->free(scratch_base_, scratch_bytes_);
+    scratch_base_ = nullptr;
+    scratch_bytes_ = 0;
+    scratch_base_ = static_cast<uint8_t*>(backend_->alloc(bytes));
+    scratch_bytes_ = bytes;
+  }
+  lay_out(s, model_->activations, n, n_logits, scratch_base_, &t_);
+}
+
+namespace {
+
+// The open pair's unpooled rows, put back when a run fails half-way.
+class PendingGuard {
+ public:
+  explicit PendingGuard(const State& state, int n_sources) : state_(state) {
+    if (state.position() % 2 == 0) return;
+    for (int i = 0; i < n_sources; ++i) {
+      const RowRing ring = state.pending(i);
+      const uint8_t* row = ring.row(state.position() - 1);
+      rows_.emplace_back(row, row + ring.row_bytes);
+    }
+  }
+  void restore() const {
+    for (size_t i = 0; i < rows_.size(); ++i)
+      std::memcpy(state_.pending(static_cast<int>(i)).row(state_.position() - 1), rows_[i].data(), rows_[i].size());
+  }
+
+ private:
+  const State& state_;
+  std::vector<std::vector<uint8_t>> rows_;
+};
+
+}  // namespace
+
+void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
+  check_tokens(tokens, n);
+  FlushSubnormals flush;
+  const int64_t n_logits = logits == Logits::all ? n : (logits == Logits::last ? 1 : 0);
+  const PendingGuard guard(state_, model_->shape.n_sources());
+  reserve_scratch(n, n_logits);
+  backend_->set_poll(poll);
+  state_.prepare(n);
+  try {
+    start(tokens, n);
+    for (int l = 0; l < model_->shape.n_layers; ++l) {
+      if (poll != nullptr) poll->progress(l, model_->shape.n_layers);
+      layer(l, static_cast<int>(n), trace);
+    }
+    if (n_logits > 0) head(n, n_logits, out, trace);
+  } catch (...) {
+    guard.restore();
+    state_.keep_pending();
+    throw;
+  }
+  state_.commit(tokens, n);
+}
+
+void Session::truncate(int64_t position, Poll* poll) {
+  const std::vector<int32_t> before = state_.tokens();
+  if (state_.truncate(position) == 0) return;
+  // An open pair's first row is gone: run its token again (same bits, by E1).
+  run(&before[static_cast<size_t>(position - 1)], 1, Logits::none, nullptr, poll);
+}
+
+void Session::start(const int32_t* tokens, int64_t n) {
+  std::memcpy(t_.tokens, tokens, static_cast<size_t>(n) * sizeof(int32_t));
+  const int64_t history = std::min<int64_t>(state_.position(), model_->hash.max_ngram - 1);
+  line_.assign(state_.tokens().end() - history, state_.tokens().end());
+  line_.insert(line_.end(), tokens, tokens + n);
+  // One row before the run as well: a pair that this run closes is rotated at its first token.
+  const int64_t first = std::max<int64_t>(0, state_.position() - 1);
+  const int rows = static_cast<int>(n + (state_.position() > 0 ? 1 : 0));
+  fill_rope(model_->frequencies, first, rows, t_.cos, t_.sin);
+  fill_rope(model_->yarn_frequencies, first, rows, t_.yarn_cos, t_.yarn_sin);
+  backend_->embed({static_cast<int>(n), t_.tokens, &model_->weights.embed, t_.stream, t_.mix});
+}
+
+void Session::engram(int l, int n) {
+  const Shape& s = model_->shape;
+  const int table = s.engram_index[l];
+  const int columns = model_->hash.columns();
+  engram_ids_.resize(static_cast<size_t>(n) * columns);
+  model_->hash.rows(table, line_.data(), static_cast<int64_t>(line_.size()) - n, n, nullptr, engram_ids_.data());
+  for (size_t i = 0; i < engram_ids_.size(); ++i)
+    model_->tables[table]->read(engram_ids_[i], t_.engram_rows + i * s.engram_row_bytes());
+  backend_->engram({n, t_.engram_rows, &model_->weights.layers[l].engram, t_.stream});
+}
+
+void Session::layer(int l, int n, Trace* trace) {
+  const Shape& s = model_->shape;
+  const LayerWeights& w = model_->weights.layers[l];
+  const int64_t c = s.n_streams, d = s.hidden;
+  if (trace != nullptr) trace->enter(l, t_.stream, t_.mix, n);
+  if (s.engram_index[l] >= 0) {
+    engram(l, n);
+    if (trace != nullptr) trace->tap(l, "engram_out", t_.stream, {n, c, d});
+  }
+  if (trace != nullptr) trace->after_engram(l, t_.stream, n);
+
+  backend_->hc_read({n, t_.stream, t_.mix, &w.hc_attn, t_.x, t_.xq, t_.pre, t_.post, t_.comb});
+  if (trace != nullptr) {
+    trace->tap(l, "hc_attn_pre", t_.pre, {n, c});
+    trace->tap(l, "hc_attn_post", t_.post, {n, c});
+    trace->tap(l, "hc_attn_comb", t_.comb, {n, c, c});
+    trace->tap(l, "attn_in", t_.x, {n, d});
+  }
+  attention(l, n, trace);
+  backend_->hc_write({n, t_.y, t_.post, t_.comb, t_.stream});
+
+  backend_->hc_read({n, t_.stream, t_.pre, &w.hc_ffn, t_.x, t_.xq, t_.mix, t_.post, t_.comb});
+  if (trace != nullptr) {
+    trace->tap(l, "hc_ffn_pre", t_.mix, {n, c});
+    trace->tap(l, "hc_ffn_post", t_.post, {n, c});
+    trace->tap(l, "hc_ffn_comb", t_.comb, {n, c, c});
+    trace->tap(l, "ffn_in", t_.x, {n, d});
+  }
+  backend_->route({n, t_.x, &w.moe, t_.route_scores, t_.experts, t_.expert_weights});
+  backend_->moe({n, t_.xq, &w.moe, t_.experts, t_.expert_weights, t_.mid, t_.y});
+  if (trace != nullptr) {
+    trace->tap(l, "router_indices", t_.experts, {n, s.top_k});
+    trace->tap(l, "router_weights", t_.expert_weights, {n, s.top_k});
+    trace->tap(l, "ffn_out", t_.y, {n, d});
+  }
+  backend_->hc_write({n, t_.y, t_.post, t_.comb, t_.stream});
+  if (trace != nullptr) {
+    trace->tap(l, "stream_out", t_.stream, {n, c, d});
+    trace->tap(l, "pre_mix_out", t_.mix, {n, c});
+  }
+}
+
+void Session::attention(int l, int n, Trace* trace) {
+  const Shape& s = model_->shape;
+  const LayerWeights& w = model_->weights.layers[l];
+  const int64_t position = state_.position();
+  const int64_t first = std::max<int64_t>(0, position - 1);
+  const int64_t skip = (position - first) * (s.rope_dim / 2);
+  const int source = s.kv_source[l];
+  const float* cos = s.ratio[l] > 0 ? t_.yarn_cos : t_.cos;
+  const float* sin = s.ratio[l] > 0 ? t_.yarn_sin : t_.sin;
+  const Rope rope{cos + skip, sin + skip};
+
+  backend_->attn_in({n, position, t_.xq, &w.attn, rope, t_.qr, state_.window(l)});
+  if (source >= 0 && s.source_layer[source] == l)
+    backend_->compress({n, position, s.ratio[l], t_.x, &w.compressor, Rope{cos, sin}, first, state_.pending(source),
+                        state_.compressed(source), state_.index(source)});
+  if (s.index_source[l] == l) {
+    backend_->index_query({n, t_.qr, t_.x, &w.indexer, rope, t_.index_codes, t_.index_scales, t_.index_weights});
+    select(l, n, trace);
+  }
+  backend_->attn_query({n, t_.qr, &w.attn, rope, t_.q});
+  const int64_t hd = s.head_dim, heads = s.n_heads;
+  std::vector<float> raw(trace != nullptr && trace->wants("attn_o") ? static_cast<size_t>(n * heads * hd) : 0);
+  backend_->attend({n, position, t_.q, state_.window(l), source >= 0 ? state_.compressed(source) : nullptr,
+                    t_.selected, t_.n_selected, w.attn.sink, rope, t_.o, raw.empty() ? nullptr : raw.data()});
+  backend_->attn_out({n, t_.o, &w.attn, t_.low, t_.y});
+  if (trace == nullptr) return;
+  trace->tap(l, "attn_q", t_.q, {n, heads, hd});
+  if (!raw.empty()) trace->tap(l, "attn_o", raw.data(), {n, heads, hd});
+  if (source >= 0) {
+    trace->tap(l, "selected", t_.selected, {n, s.index_topk});
+    trace->tap(l, "n_selected", t_.n_selected, {n});
+  }
+  trace->tap(l, "attn_out", t_.y, {n, s.hidden});
+}
+
+void Session::select(int l, int n, Trace* trace) {
+  const Shape& s = model_->shape;
+  const int source = s.kv_source[l];
+  const int64_t position = state_.position();
+  const bool makes = l == s.candidate_source;
+  const bool uses = s.candidate_source >= 0 && l > s.candidate_source;
+  const int64_t stride = (position + n) / s.ratio[l];
+  std::vector<float> scores;
+  if (trace != nullptr && trace->wants("index_scores"))
+    scores.assign(static_cast<size_t>(n * stride), -__builtin_inff());
+  backend_->select({n, position, s.ratio[l], t_.index_codes, t_.index_scales, t_.index_weights, state_.index(source),
+                    t_.selected, t_.n_selected, makes ? t_.blocks : nullptr, t_.n_blocks, uses ? t_.blocks : nullptr,
+                    t_.n_blocks, scores.empty() ? nullptr : scores.data(), stride});
+  if (trace == nullptr) return;
+  if (!scores.empty()) trace->tap(l, "index_scores", scores.data(), {n, stride});
+  trace->tap(l, "index_weights", t_.index_weights, {n, s.index_heads});
+  if (makes) {
+    trace->tap(l, "candidate_blocks", t_.blocks, {n, s.candidate_blocks});
+    trace->tap(l, "n_candidate_blocks", t_.n_blocks, {n});
+  }
+}
+
+void Session::head(int64_t n, int64_t n_logits, float* out, Trace* trace) {
+  const Shape& s = model_->shape;
+  const int64_t skip = n - n_logits;
+  backend_->head({static_cast<int>(n_logits), t_.stream + skip * s.n_streams * s.hidden, t_.mix + skip * s.n_streams,
+                  model_->weights.norm, &model_->weights.head, t_.head_x, t_.logits});
+  if (trace != nullptr) trace->tap(-1, "final_norm_out", t_.head_x, {n_logits, s.hidden});
+  std::memcpy(out, t_.logits, static_cast<size_t>(n_logits * s.vocab) * sizeof(float));
+}
+
+}  // namespace ds4

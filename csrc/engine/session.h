@@ -1,0 +1,58 @@
+// One session: its state and the runs that advance it. Not thread-safe; the binding guards it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/model.h"
+#include "engine/scratch.h"
+#include "engine/trace.h"
+#include "kv/state.h"
+
+namespace ds4 {
+
+enum class Logits : uint8_t { none, last, all };
+
+class Session {
+ public:
+  Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  State& state() { return state_; }
+  const State& state() const { return state_; }
+  const Model& model() const { return *model_; }
+  int64_t chunk() const { return chunk_; }
+
+  // Appends n tokens (1 .. chunk). `out` receives the wanted rows of f32 [vocab]. On any exception the state is as
+  // before the call.
+  void run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace = nullptr);
+
+  void truncate(int64_t position, Poll* poll);
+  void truncate(const Mark& mark) { state_.truncate(mark); }
+
+  size_t scratch_bytes() const { return scratch_bytes_; }
+
+ private:
+  void check_tokens(const int32_t* tokens, int64_t n) const;
+  void reserve_scratch(int64_t n, int64_t n_logits);
+  void start(const int32_t* tokens, int64_t n);
+  void layer(int l, int n, Trace* trace);
+  void attention(int l, int n, Trace* trace);
+  void engram(int l, int n);
+  void select(int l, int n, Trace* trace);
+  void head(int64_t n, int64_t n_logits, float* out, Trace* trace);
+
+  std::shared_ptr<const Model> model_;
+  std::unique_ptr<Backend> backend_;
+  State state_;
+  int64_t chunk_;
+  uint8_t* scratch_base_ = nullptr;
+  size_t scratch_bytes_ = 0;
+  Scratch t_{};
+  std::vector<int32_t> line_;        // tokens of the state and of this run, for the n-gram hash
+  std::vector<int64_t> engram_ids_;  // [n][columns]
+};
+
+}  // namespace ds4

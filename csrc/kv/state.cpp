@@ -1,0 +1,180 @@
+#include "kv/state.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace ds4 {
+
+namespace {
+
+constexpr int64_t kPendingRows = 64;  // unpooled rows kept for short truncations, per ratio-2 source
+
+int64_t ring_rows(const Shape& s, int64_t context, int64_t retain, int64_t chunk) {
+  return std::min(context, retain + s.window + chunk);
+}
+
+int64_t aligned(int64_t bytes) { return (bytes + 4095) & ~int64_t{4095}; }
+
+int64_t entries(const Shape& s, int source, int64_t position) { return position / s.ratio[s.source_layer[source]]; }
+
+}  // namespace
+
+CacheBytes cache_bytes(const Shape& s, int64_t context, int64_t retain, int64_t chunk) {
+  CacheBytes b;
+  b.window = s.n_layers * aligned(ring_rows(s, context, retain, chunk) * s.window_row_bytes());
+  for (int i = 0; i < s.n_sources(); ++i) {
+    const int64_t n = entries(s, i, context);
+    b.compressed += aligned(n * s.compressed_row_bytes()) + aligned(n * s.index_row_bytes());
+    b.pending += aligned(kPendingRows * 2 * s.head_dim * static_cast<int64_t>(sizeof(float)));
+  }
+  return b;
+}
+
+State::State(const Shape& shape, Backend& backend, int64_t context, int64_t retain, int64_t chunk)
+    : shape_(shape), backend_(backend), context_(context), ring_(ring_rows(shape, context, retain, chunk)), retain_(retain) {
+  const CacheBytes b = cache_bytes(shape, context, retain, chunk);
+  bytes_ = static_cast<size_t>(b.window + b.compressed + b.pending);
+  base_ = static_cast<uint8_t*>(backend.alloc(bytes_));
+  uint8_t* at = base_;
+  const auto take = [&](int64_t bytes) {
+    uint8_t* p = at;
+    at += aligned(bytes);
+    return p;
+  };
+  for (int l = 0; l < shape.n_layers; ++l) windows_.push_back(take(ring_ * shape.window_row_bytes()));
+  for (int i = 0; i < shape.n_sources(); ++i) {
+    const int64_t n = entries(shape, i, context);
+    compressed_.push_back(take(n * shape.compressed_row_bytes()));
+    index_.push_back(take(n * shape.index_row_bytes()));
+    pending_.push_back(take(kPendingRows * 2 * shape.head_dim * static_cast<int64_t>(sizeof(float))));
+  }
+}
+
+State::~State() { backend_.free(base_, bytes_); }
+
+RowRing State::window(int layer) const { return {windows_[layer], ring_, shape_.window_row_bytes()}; }
+
+RowRing State::pending(int source) const {
+  return {pending_[source], kPendingRows, 2 * shape_.head_dim * static_cast<int>(sizeof(float))};
+}
+
+int64_t State::window_first(int64_t position) const { return std::max<int64_t>(0, position - shape_.window + 1); }
+
+int64_t State::lowest() const {
+  // A position p needs the rows from p - window + 1 on.
+  return low_ == 0 ? 0 : std::min(position(), low_ + shape_.window - 1);
+}
+
+void State::save_window(Mark& mark) const {
+  const int64_t first = window_first(mark.position), n = mark.position - first;
+  const int rb = shape_.window_row_bytes();
+  mark.window.resize(static_cast<size_t>(shape_.n_layers * n * rb));
+  uint8_t* out = mark.window.data();
+  for (int l = 0; l < shape_.n_layers; ++l)
+    for (int64_t p = first; p < mark.position; ++p, out += rb) std::memcpy(out, window(l).row(p), rb);
+}
+
+void State::prepare(int64_t n) {
+  const int64_t high = std::max(high_, position() + n);
+  const int64_t low = std::max(low_, high - ring_);
+  auto keep = marks_.begin();
+  for (auto& weak : marks_) {
+    const auto mark = weak.lock();
+    if (!mark || !mark->valid) continue;
+    if (mark->window.empty() && window_first(mark->position) < low && mark->position > 0) save_window(*mark);
+    *keep++ = weak;
+  }
+  marks_.erase(keep, marks_.end());
+  low_ = low;
+  high_ = high;
+  pending_low_ = std::max(pending_low_, position() + n - kPendingRows);
+}
+
+void State::commit(const int32_t* tokens, int64_t n) { tokens_.insert(tokens_.end(), tokens, tokens + n); }
+
+std::shared_ptr<Mark> State::mark() {
+  auto mark = std::make_shared<Mark>();
+  mark->position = position();
+  if (position() % 2 == 1) {
+    const size_t width = static_cast<size_t>(2 * shape_.head_dim);
+    mark->pending.resize(width * shape_.n_sources());
+    for (int i = 0; i < shape_.n_sources(); ++i)
+      std::memcpy(mark->pending.data() + i * width, pending(i).row(position() - 1), width * sizeof(float));
+  }
+  marks_.push_back(mark);
+  return mark;
+}
+
+bool State::pending_kept(int64_t position) const {
+  if (position % 2 == 0) return true;
+  for (int i = 0; i < shape_.n_sources(); ++i)
+    if (shape_.ratio[shape_.source_layer[i]] == 2) return position - 1 >= pending_low_;
+  return true;
+}
+
+void State::forget_marks_above(int64_t position) {
+  for (auto& weak : marks_)
+    if (const auto mark = weak.lock(); mark && mark->position > position) mark->valid = false;
+}
+
+int State::truncate(int64_t position) {
+  if (position < 0 || position > this->position())
+    throw StateError("[truncate] expected a position between 0 and " + std::to_string(this->position()) + ", got " +
+                     std::to_string(position));
+  const int replay = pending_kept(position) ? 0 : 1;
+  if (window_first(position - replay) < low_)
+    throw StateError("[truncate] the window rows for position " + std::to_string(position) + " are gone; the lowest " +
+                     "position this session can go back to is " + std::to_string(lowest()) +
+                     " (open it with a larger retain=, or set a mark there)");
+  forget_marks_above(position);
+  tokens_.resize(static_cast<size_t>(position - replay));
+  pending_low_ = std::min(pending_low_, position - replay);  // what follows is written anew
+  return replay;
+}
+
+int State::truncate(const Mark& mark) {
+  if (!mark.valid || mark.position > position())
+    throw StateError("[truncate] the mark at position " + std::to_string(mark.position) +
+                     " is no longer valid: the session went back below it");
+  if (!mark.window.empty()) {
+    const int64_t first = window_first(mark.position);
+    const int rb = shape_.window_row_bytes();
+    const uint8_t* in = mark.window.data();
+    for (int l = 0; l < shape_.n_layers; ++l)
+      for (int64_t p = first; p < mark.position; ++p, in += rb) std::memcpy(window(l).row(p), in, rb);
+    // Only the mark's own rows are certain now.
+    low_ = first;
+    high_ = mark.position;
+  }
+  const size_t width = static_cast<size_t>(2 * shape_.head_dim);
+  for (int i = 0; i < shape_.n_sources() && !mark.pending.empty(); ++i)
+    std::memcpy(pending(i).row(mark.position - 1), mark.pending.data() + i * width, width * sizeof(float));
+  pending_low_ = mark.pending.empty() ? mark.position : mark.position - 1;
+  forget_marks_above(mark.position);
+  tokens_.resize(static_cast<size_t>(mark.position));
+  return 0;
+}
+
+std::vector<uint8_t> State::live_bytes() const {
+  std::vector<uint8_t> out;
+  const auto put = [&](const void* p, size_t n) {
+    const auto* b = static_cast<const uint8_t*>(p);
+    out.insert(out.end(), b, b + n);
+  };
+  put(tokens_.data(), tokens_.size() * sizeof(int32_t));
+  for (int l = 0; l < shape_.n_layers; ++l)
+    for (int64_t p = window_first(position()); p < position(); ++p) put(window(l).row(p), shape_.window_row_bytes());
+  for (int i = 0; i < shape_.n_sources(); ++i) {
+    const int64_t n = entries(shape_, i, position());
+    put(compressed_[i], static_cast<size_t>(n * shape_.compressed_row_bytes()));
+    put(index_[i], static_cast<size_t>(n * shape_.index_row_bytes()));
+    if (shape_.ratio[shape_.source_layer[i]] == 2 && position() % 2 == 1)
+      put(pending(i).row(position() - 1), static_cast<size_t>(pending(i).row_bytes));
+  }
+  return out;
+}
+
+}  // namespace ds4
