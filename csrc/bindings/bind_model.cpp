@@ -1,0 +1,197 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "cpu/cpu.h"
+#include "engine/builder.h"
+#include "engine/rope.h"
+#include "engine/scratch.h"
+#include "kv/state.h"
+
+namespace ds4::py {
+
+namespace {
+
+Activations parse_activations(const std::string& name) {
+  if (name == "bf16") return Activations::bf16;
+  if (name == "fp8") return Activations::fp8;
+  if (name == "fp32") return Activations::fp32;
+  throw OptionError("[model] activations: expected bf16, fp8 or fp32, got '" + name + "'");
+}
+
+template <class T>
+T get(const nb::dict& d, const char* key) {
+  if (!d.contains(key)) throw ConfigError(std::string("[model] the shape lacks ") + key);
+  return nb::cast<T>(d[key]);
+}
+
+}  // namespace
+
+Shape shape_from(const nb::dict& d) {
+  Shape s;
+#define DS4_FIELD(name) s.name = get<decltype(s.name)>(d, #name)
+  DS4_FIELD(vocab);
+  DS4_FIELD(hidden);
+  DS4_FIELD(n_layers);
+  DS4_FIELD(n_heads);
+  DS4_FIELD(head_dim);
+  DS4_FIELD(rope_dim);
+  DS4_FIELD(q_rank);
+  DS4_FIELD(o_rank);
+  DS4_FIELD(o_groups);
+  DS4_FIELD(n_experts);
+  DS4_FIELD(top_k);
+  DS4_FIELD(expert_dim);
+  DS4_FIELD(route_scale);
+  DS4_FIELD(swiglu_limit);
+  DS4_FIELD(norm_eps);
+  DS4_FIELD(window);
+  DS4_FIELD(index_heads);
+  DS4_FIELD(index_dim);
+  DS4_FIELD(index_topk);
+  DS4_FIELD(candidate_source);
+  DS4_FIELD(candidate_blocks);
+  DS4_FIELD(candidate_block_size);
+  DS4_FIELD(n_streams);
+  DS4_FIELD(sinkhorn_iters);
+  DS4_FIELD(hc_eps);
+  DS4_FIELD(engram_columns);
+  DS4_FIELD(engram_dim);
+  DS4_FIELD(max_context);
+  DS4_FIELD(rope_base);
+  DS4_FIELD(compress_rope_base);
+  DS4_FIELD(yarn_factor);
+  DS4_FIELD(yarn_beta_fast);
+  DS4_FIELD(yarn_beta_slow);
+  DS4_FIELD(yarn_original);
+  DS4_FIELD(ratio);
+  DS4_FIELD(kv_source);
+  DS4_FIELD(index_source);
+  DS4_FIELD(engram_index);
+  DS4_FIELD(source_layer);
+#undef DS4_FIELD
+  const size_t n = static_cast<size_t>(s.n_layers);
+  if (s.ratio.size() != n || s.kv_source.size() != n || s.index_source.size() != n || s.engram_index.size() != n)
+    throw ConfigError("[model] the per-layer lists must have one entry a layer");
+  return s;
+}
+
+namespace {
+
+// The builder, and the Python objects that own the mapped memory.
+struct Builder {
+  ModelBuilder builder;
+  std::vector<nb::object> owners;
+};
+
+// Python's handle of a model: keeps the mapped memory alive as long as anything uses the weights.
+struct ModelHandle {
+  std::shared_ptr<const Model> model;
+  std::vector<nb::object> owners;
+};
+
+void bind_builder(nb::module_& m) {
+  nb::class_<Builder>(m, "ModelBuilder", "Puts a model together from named tensors.")
+      .def(
+          "__init__",
+          [](Builder* self, const nb::dict& shape, const std::string& activations) {
+            new (self) Builder{ModelBuilder(shape_from(shape), parse_activations(activations)), {}};
+          },
+          nb::arg("shape"), nb::arg("activations"))
+      .def(
+          "matrix",
+          [](Builder& self, const std::string& name, const std::string& type, int64_t rows, int64_t cols,
+             const Bytes& data, const std::optional<Bytes>& scale) {
+            self.builder.matrix(name, type, rows, cols, data.data(), static_cast<int64_t>(data.size()),
+                                scale ? scale->data() : nullptr, scale ? static_cast<int64_t>(scale->size()) : 0);
+          },
+          nb::arg("name"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("data"),
+          nb::arg("scale") = nb::none())
+      .def("vector",
+           [](Builder& self, const std::string& name, const Floats1& data) {
+             self.builder.vector(name, data.data(), static_cast<int64_t>(data.size()));
+           })
+      .def("hash",
+           [](Builder& self, int max_ngram, int n_heads, std::vector<uint32_t> token_map, uint32_t pad,
+              std::vector<std::vector<uint64_t>> multipliers, std::vector<std::vector<uint64_t>> primes,
+              std::vector<std::vector<uint64_t>> offsets) {
+             self.builder.hash(EngramHash{max_ngram, n_heads, std::move(token_map), pad, std::move(multipliers),
+                                          std::move(primes), std::move(offsets)});
+           },
+           nb::arg("max_ngram"), nb::arg("n_heads"), nb::arg("token_map"), nb::arg("pad"), nb::arg("multipliers"),
+           nb::arg("primes"), nb::arg("offsets"))
+      .def("engram_table",
+           [](Builder& self, int64_t n_rows, const std::string& path, int64_t offset, int row_bytes,
+              const std::string& scale_path, int64_t scale_offset, int scale_row_bytes) {
+             self.builder.engram_table(n_rows, {path, offset, row_bytes}, {scale_path, scale_offset, scale_row_bytes});
+           },
+           nb::arg("n_rows"), nb::arg("path"), nb::arg("offset"), nb::arg("row_bytes"), nb::arg("scale_path") = "",
+           nb::arg("scale_offset") = 0, nb::arg("scale_row_bytes") = 0)
+      .def("keep", [](Builder& self, nb::object owner) { self.owners.push_back(std::move(owner)); },
+           "Keeps an object (a memory map) alive as long as the model.")
+      .def(
+          "build",
+          [](Builder& self, const std::string& isa, int threads) {
+            return new ModelHandle{self.builder.build(isa, threads), std::move(self.owners)};
+          },
+          nb::arg("isa"), nb::arg("threads"));
+}
+
+}  // namespace
+
+std::shared_ptr<const Model> model_of(nb::handle handle) { return nb::cast<ModelHandle&>(handle).model; }
+
+void bind_model(nb::module_& m) {
+  bind_builder(m);
+  nb::class_<ModelHandle>(m, "Model", "Weights and worker threads, shared by sessions.")
+      .def_prop_ro("isa", [](const ModelHandle& h) { return std::string(h.model->make_backend()->name()); })
+      .def_prop_ro("threads", [](const ModelHandle& h) { return h.model->pool->n_threads(); })
+      .def("engram_rows",
+           [](const ModelHandle& h, int table, const Tokens& tokens, const std::optional<Bytes>& dead) {
+             const auto& hash = h.model->hash;
+             if (table < 0 || static_cast<size_t>(table) >= hash.primes.size())
+               throw OptionError("[engram] there is no table " + std::to_string(table));
+             for (size_t i = 0; i < tokens.size(); ++i)
+               if (tokens.data()[i] < 0 || tokens.data()[i] >= h.model->shape.vocab)
+                 throw TokenError("[engram] token id out of range");
+             if (dead && dead->size() != tokens.size()) throw OptionError("[engram] dead: one byte a token");
+             auto out = make_array<int64_t>({tokens.size(), static_cast<size_t>(hash.columns())});
+             hash.rows(table, tokens.data(), 0, static_cast<int64_t>(tokens.size()), dead ? dead->data() : nullptr,
+                       out.data());
+             return out;
+           },
+           nb::arg("table"), nb::arg("tokens"), nb::arg("dead") = nb::none(),
+           "Row numbers that each position reads: int64 [n, columns].");
+  m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
+  m.def(
+      "memory_plan",
+      [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk) {
+        const Shape s = shape_from(shape);
+        const CacheBytes b = cache_bytes(s, context, retain, chunk);
+        nb::dict d;
+        d["window"] = b.window;
+        d["compressed"] = b.compressed;
+        d["pending"] = b.pending;
+        d["scratch"] = static_cast<int64_t>(lay_out(s, parse_activations(activations), chunk, 1, nullptr, nullptr));
+        return d;
+      },
+      nb::arg("shape"), nb::arg("activations"), nb::arg("context"), nb::arg("retain"), nb::arg("chunk"),
+      "Bytes of a session: caches reserved for the whole context, scratch of one chunk.");
+  m.def(
+      "rope",
+      [](const nb::dict& shape, bool yarn, int64_t first, int n) {
+        const auto f = rope_frequencies(shape_from(shape), yarn);
+        auto freq = make_array<float>({f.size()});
+        for (size_t i = 0; i < f.size(); ++i) freq.data()[i] = f[i];
+        auto cos = make_array<float>({static_cast<size_t>(n), f.size()});
+        auto sin = make_array<float>({static_cast<size_t>(n), f.size()});
+        fill_rope(f, first, n, cos.data(), sin.data());
+        return nb::make_tuple(freq, cos, sin);
+      },
+      nb::arg("shape"), nb::arg("yarn"), nb::arg("first"), nb::arg("n"), "Frequencies, cos and sin of positions.");
+}
+
+}  // namespace ds4::py

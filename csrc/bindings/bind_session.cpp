@@ -1,0 +1,247 @@
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "engine/session.h"
+
+namespace ds4::py {
+
+std::shared_ptr<const Model> model_of(nb::handle handle);
+
+namespace {
+
+// Polled by the thread that runs: signals (Ctrl-C) and a cancel flag that any thread may set.
+class PyPoll final : public Poll {
+ public:
+  PyPoll(std::atomic<bool>& cancel, nb::object tick) : cancel_(cancel), tick_(std::move(tick)) {}
+  void progress(int done, int total) override {
+    done_ = done;
+    total_ = total;
+  }
+  bool stop() override {
+    if (cancel_.load(std::memory_order_relaxed)) return true;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::milliseconds(25)) return false;
+    last_ = now;
+    nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() == 0 && call_tick(now)) return false;
+    raised_ = true;
+    PyErr_Fetch(&type_, &value_, &traceback_);
+    return true;
+  }
+  // With the GIL: raises what the signal handler or the callback raised.
+  void rethrow() {
+    if (!raised_) return;
+    raised_ = false;
+    PyErr_Restore(type_, value_, traceback_);
+    throw nb::python_error();
+  }
+
+ private:
+  // False: the callback raised, and the error is set.
+  bool call_tick(std::chrono::steady_clock::time_point now) {
+    if (tick_.is_none() || now - last_tick_ < std::chrono::milliseconds(100)) return true;
+    last_tick_ = now;
+    PyObject* result = PyObject_CallFunction(tick_.ptr(), "ii", done_, total_);
+    Py_XDECREF(result);
+    return result != nullptr;
+  }
+
+  std::atomic<bool>& cancel_;
+  nb::object tick_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point last_tick_ = last_;
+  int done_ = 0, total_ = 1;
+  bool raised_ = false;
+  PyObject *type_ = nullptr, *value_ = nullptr, *traceback_ = nullptr;
+};
+
+class PyTrace final : public Trace {
+ public:
+  PyTrace(nb::dict out, nb::dict streams, nb::dict mixes, nb::dict after)
+      : out_(std::move(out)), streams_(std::move(streams)), mixes_(std::move(mixes)), after_(std::move(after)) {}
+  bool wants(const char*) override { return true; }
+  void tap(int layer, const char* name, const float* data, std::initializer_list<int64_t> shape) override {
+    put(layer, name, data, shape);
+  }
+  void tap(int layer, const char* name, const int32_t* data, std::initializer_list<int64_t> shape) override {
+    put(layer, name, data, shape);
+  }
+  void enter(int layer, float* stream, float* mix, int64_t) override {
+    nb::gil_scoped_acquire gil;
+    replace(streams_, layer, stream);
+    replace(mixes_, layer, mix);
+  }
+  void after_engram(int layer, float* stream, int64_t) override {
+    nb::gil_scoped_acquire gil;
+    replace(after_, layer, stream);
+  }
+
+ private:
+  template <class T>
+  void put(int layer, const char* name, const T* data, std::initializer_list<int64_t> shape) {
+    nb::gil_scoped_acquire gil;
+    size_t n = 1, dims[4];
+    size_t k = 0;
+    for (int64_t d : shape) {
+      dims[k++] = static_cast<size_t>(d);
+      n *= static_cast<size_t>(d);
+    }
+    T* copy = new T[n];
+    std::memcpy(copy, data, n * sizeof(T));
+    nb::capsule owner(copy, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+    const std::string key = layer < 0 ? name : "L" + std::to_string(layer) + "." + name;
+    out_[key.c_str()] = Out<T>(copy, k, dims, owner);
+  }
+  static void replace(const nb::dict& from, int layer, float* into) {
+    const nb::int_ key(layer);
+    if (!from.contains(key)) return;
+    const auto a = nb::cast<nb::ndarray<const float, nb::c_contig, nb::device::cpu>>(from[key]);
+    std::memcpy(into, a.data(), a.size() * sizeof(float));
+  }
+  nb::dict out_, streams_, mixes_, after_;
+};
+
+Logits parse_logits(const std::string& name) {
+  if (name == "none") return Logits::none;
+  if (name == "last") return Logits::last;
+  if (name == "all") return Logits::all;
+  throw OptionError("[session] logits: expected none, last or all, got '" + name + "'");
+}
+
+// Guards one engine session: one call at a time, never after close().
+class SessionHandle {
+ public:
+  SessionHandle(nb::object model, int64_t context, int64_t retain, int64_t chunk) : model_(std::move(model)) {
+    session_ = std::make_unique<Session>(model_of(model_), context, retain, chunk);
+  }
+
+  class Turn {
+   public:
+    explicit Turn(SessionHandle& h) : lock_(h.mutex_, std::try_to_lock) {
+      if (!lock_.owns_lock())
+        throw StateError("[session] busy in another thread; a session takes one call at a time (use fork() or another session)");
+      if (!h.session_) throw StateError("[session] this session is closed");
+    }
+
+   private:
+    std::unique_lock<std::mutex> lock_;
+  };
+
+  Session& session() { return *session_; }
+
+  nb::object run(const Tokens& tokens, const std::string& logits, PyTrace* trace, nb::object tick) {
+    const Turn turn(*this);
+    const Logits want = parse_logits(logits);
+    const size_t rows = want == Logits::all ? tokens.size() : (want == Logits::last ? 1 : 0);
+    auto out = make_array<float>({rows, static_cast<size_t>(session_->model().shape.vocab)});
+    guarded(std::move(tick), [&](Poll* poll) {
+      session_->run(tokens.data(), static_cast<int64_t>(tokens.size()), want, out.data(), poll, trace);
+    });
+    return rows == 0 ? nb::none() : nb::cast(out);
+  }
+
+  void truncate(int64_t position) {
+    const Turn turn(*this);
+    guarded(nb::none(), [&](Poll* poll) { session_->truncate(position, poll); });
+  }
+
+  void close() {
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) throw StateError("[session] cannot close: busy in another thread; cancel() it first");
+    session_.reset();
+  }
+
+  void cancel() { cancel_.store(true, std::memory_order_relaxed); }
+  void clear_cancel() { cancel_.store(false, std::memory_order_relaxed); }
+  bool closed() const { return session_ == nullptr; }
+
+ private:
+  template <class F>
+  void guarded(nb::object tick, F f) {
+    PyPoll poll(cancel_, std::move(tick));
+    try {
+      nb::gil_scoped_release release;
+      f(&poll);
+    } catch (const Cancelled&) {
+      poll.rethrow();
+      throw;
+    }
+    poll.rethrow();
+  }
+
+  nb::object model_;  // keeps the weights mapped
+  std::unique_ptr<Session> session_;
+  std::mutex mutex_;
+  std::atomic<bool> cancel_{false};
+};
+
+template <class F>
+auto with(F f) {
+  return [f](SessionHandle& h) {
+    const SessionHandle::Turn turn(h);
+    return f(h.session());
+  };
+}
+
+}  // namespace
+
+void bind_session(nb::module_& m) {
+  nb::class_<Mark>(m, "Mark", "A position that a session can come back to.")
+      .def_ro("position", &Mark::position)
+      .def_ro("valid", &Mark::valid);
+  nb::class_<SessionHandle>(m, "Session", "State and runs of one session.")
+      .def(nb::init<nb::object, int64_t, int64_t, int64_t>(), nb::arg("model"), nb::arg("context"), nb::arg("retain"),
+           nb::arg("chunk"))
+      .def(
+          "run",
+          [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::object tick) {
+            return h.run(tokens, logits, nullptr, std::move(tick));
+          },
+          nb::arg("tokens"), nb::arg("logits") = "last", nb::arg("tick") = nb::none(),
+          "Appends tokens; returns float32 [rows, vocab] for the wanted rows, or None. tick(done, total) is called now "
+          "and then with the layers that are done; an exception from it stops the run.")
+      .def(
+          "trace_run",
+          [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::dict streams, nb::dict mixes, nb::dict after) {
+            nb::dict out;
+            PyTrace trace(out, streams, mixes, after);
+            out["logits"] = h.run(tokens, logits, &trace, nb::none());
+            return out;
+          },
+          nb::arg("tokens"), nb::arg("logits") = "all", nb::arg("streams") = nb::dict(), nb::arg("mixes") = nb::dict(),
+          nb::arg("after_engram") = nb::dict(), "A run that also returns every intermediate; layer inputs may be given.")
+      .def("mark", with([](Session& s) { return s.state().mark(); }))
+      .def("truncate", &SessionHandle::truncate, nb::arg("position"))
+      .def("truncate_to_mark",
+           [](SessionHandle& h, const std::shared_ptr<Mark>& mark) {
+             const SessionHandle::Turn turn(h);
+             h.session().truncate(*mark);
+           })
+      .def("cancel", &SessionHandle::cancel, "From any thread: stops the run in progress (and the next one).")
+      .def("clear_cancel", &SessionHandle::clear_cancel)
+      .def("close", &SessionHandle::close)
+      .def_prop_ro("closed", &SessionHandle::closed)
+      .def_prop_ro("position", with([](Session& s) { return s.state().position(); }))
+      .def_prop_ro("lowest", with([](Session& s) { return s.state().lowest(); }))
+      .def_prop_ro("context", with([](Session& s) { return s.state().context(); }))
+      .def_prop_ro("chunk", with([](Session& s) { return s.chunk(); }))
+      .def_prop_ro("tokens", with([](Session& s) { return s.state().tokens(); }))
+      .def_prop_ro("reserved_bytes", with([](Session& s) { return s.state().reserved_bytes(); }))
+      .def_prop_ro("scratch_bytes", with([](Session& s) { return s.scratch_bytes(); }))
+      .def("live_bytes", with([](Session& s) {
+             const auto b = s.state().live_bytes();
+             return nb::bytes(reinterpret_cast<const char*>(b.data()), b.size());
+           }),
+           "The live state: equal bytes mean equal futures.");
+}
+
+}  // namespace ds4::py

@@ -1,0 +1,13 @@
+#include "bindings/bindings.h"
+
+NB_MODULE(_ext, m) {
+  m.doc() = "The compiled part of ds4v41. Use the classes of the ds4v41 package; this module may change at any time.";
+  ds4::py::bind_errors(m);
+  ds4::py::bind_model(m);
+  ds4::py::bind_session(m);
+  ds4::py::bind_ops(m);
+  ds4::bind_convert(m);
+#ifdef DS4_WITH_SAMPLING
+  ds4::bind_sampling(m);
+#endif
+}

@@ -1,0 +1,49 @@
+"""Checks of what users pass in: one place, one wording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .errors import OptionError, TokenError
+
+
+def token_ids(tokens: ArrayLike, n_vocab: int) -> NDArray[np.int32]:
+    """Token ids as int32 [n], n >= 1. Raises TokenError for anything else."""
+    if isinstance(tokens, (str, bytes)):
+        raise TokenError("tokens: expected token ids, found text; encode it with model.tokenizer.encode(text)")
+    try:
+        ids = np.asarray(list(tokens) if isinstance(tokens, (range, tuple, set)) else tokens)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise TokenError(f"tokens: expected a flat list of token ids, found {type(tokens).__name__}") from error
+    if ids.ndim != 1:
+        raise TokenError(f"tokens: expected a flat list of token ids, found an array of shape {ids.shape}")
+    if ids.size == 0:
+        raise TokenError("tokens: expected at least one token id, found none")
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise TokenError(f"tokens: expected integers, found {ids.dtype}")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= n_vocab:
+        bad = low if low < 0 else high
+        where = int(np.flatnonzero(ids == bad)[0])
+        raise TokenError(f"tokens: expected ids 0 to {n_vocab - 1}, found {bad} at index {where}")
+    return np.ascontiguousarray(ids, dtype=np.int32)
+
+
+def positive_int(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
+    """An integer in a range. Raises OptionError that names the option."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise OptionError(f"{name}: expected an integer, found {value!r}")
+    if value < minimum or (maximum is not None and value > maximum):
+        limits = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
+        raise OptionError(f"{name}: expected {limits}, found {value}")
+    return int(value)
+
+
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """One of a few words. Raises OptionError that names the option and lists them."""
+    if not isinstance(value, str) or value not in allowed:
+        raise OptionError(f"{name}: expected one of {', '.join(allowed)}, found {value!r}")
+    return value

@@ -1,0 +1,61 @@
+"""Prefill: a prompt in chunks, with progress, interruptible between and inside of chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _ext
+from .results import Progress
+
+LogitsChoice = Literal["last", "all"]
+ProgressCallback = Callable[[Progress], object]
+
+
+def plan_chunks(n: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """Ranges [begin, end) that cover n tokens, each at most `chunk` long. Any plan gives the same bits (E1)."""
+    for begin in range(0, n, chunk):
+        yield begin, min(begin + chunk, n)
+
+
+def run_prefill(
+    session: _ext.Session,
+    tokens: NDArray[np.int32],
+    logits: LogitsChoice | None,
+    n_vocab: int,
+    cached: int = 0,
+    progress: ProgressCallback | None = None,
+    done: Callable[[int, float], object] | None = None,
+) -> NDArray[np.float32] | None:
+    """Append tokens [n]; returns float32 [1, vocab] or [n, vocab], or None.
+
+    `done(n, seconds)` is told of every chunk that is complete. When something stops the run (Ctrl-C, cancel, an
+    exception from `progress`), complete chunks stay, the one in progress is dropped.
+    """
+    n = len(tokens)
+    rows = np.empty((n, n_vocab), np.float32) if logits == "all" else None
+    last: NDArray[np.float32] | None = None
+    started = time.perf_counter()
+    for begin, end in plan_chunks(n, session.chunk):
+        want = "all" if logits == "all" else ("last" if logits == "last" and end == n else "none")
+
+        def tick(layers: int, of: int, begin: int = begin, end: int = end) -> None:
+            if progress is not None:
+                processed = begin + (end - begin) * layers // max(of, 1)
+                progress(Progress(cached + n, cached, processed, time.perf_counter() - started))
+
+        before = time.perf_counter()
+        got = session.run(tokens[begin:end], want, tick if progress is not None else None)
+        if done is not None:
+            done(end - begin, time.perf_counter() - before)
+        if rows is not None:
+            rows[begin:end] = got
+        elif got is not None:
+            last = got
+        if progress is not None:
+            progress(Progress(cached + n, cached, end, time.perf_counter() - started))
+    return rows if rows is not None else last

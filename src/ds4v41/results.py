@@ -1,0 +1,160 @@
+"""What calls give back: pieces of text, completions, usage, timings, statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+"""stop: end of turn, stop id or stop string; length: max_tokens or the end of the context; tool_calls: calls to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's log probability in the model's own distribution, and the likeliest tokens at its position."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of generated text. `text` may be empty (the token holds a part of a character, or text is held back
+    because a stop string may begin); `token` is None for text that was held back until the end."""
+
+    text: str
+    token: int | None
+    position: int
+    logprob: TokenLogprob | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call."""
+
+    prompt_tokens: int
+    reused_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one call. Rates are tokens per second; None when nothing was done."""
+
+    prefill_seconds: float
+    prefilled: int
+    decode_seconds: float
+    decoded: int
+
+    @property
+    def prefill_rate(self) -> float | None:
+        """Prompt tokens computed (not reused) per second."""
+        return self.prefilled / self.prefill_seconds if self.prefilled and self.prefill_seconds > 0 else None
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Generated tokens per second, after the first, which comes out of the prefill."""
+        return self.decoded / self.decode_seconds if self.decoded and self.decode_seconds > 0 else None
+
+    def __str__(self) -> str:
+        parts = []
+        if self.prefill_rate is not None:
+            parts.append(f"prefill {self.prefilled:,} tokens in {self.prefill_seconds:.2f} s ({self.prefill_rate:,.0f}/s)")
+        if self.decode_rate is not None:
+            parts.append(f"decode {self.decoded:,} steps in {self.decode_seconds:.2f} s ({self.decode_rate:,.1f}/s)")
+        return ", ".join(parts) or "nothing computed"
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole generated text."""
+
+    text: str
+    tokens: list[int] = field(repr=False)
+    finish_reason: FinishReason
+    seed: int
+    usage: Usage
+    timings: Timings
+    stop: str | int | None = None
+    """The stop string or stop id that ended it."""
+    logprobs: list[TokenLogprob] | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return (
+            f"<pre>{escape(self.text)}</pre><small>{self.usage.completion_tokens} tokens, {escape(self.finish_reason)}; "
+            f"{self.usage.reused_tokens} of {self.usage.prompt_tokens} prompt tokens reused; {escape(str(self.timings))}"
+            "</small>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a prefill is. `cached` tokens were reused; `processed` of the other `total - cached` are done."""
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Stats:
+    """What the last call of a session did, and what all its calls did together."""
+
+    reused: int = 0
+    prefilled: int = 0
+    decoded: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    why: str = "nothing ran yet"
+    """Why not more tokens were reused."""
+    total_reused: int = 0
+    total_prefilled: int = 0
+    total_decoded: int = 0
+
+    @property
+    def timings(self) -> Timings:
+        """Rates of the last call."""
+        return Timings(self.prefill_seconds, self.prefilled, self.decode_seconds, self.decoded)
+
+    def begin(self, reused: int, why: str) -> None:
+        """A new call that found `reused` tokens in the session."""
+        self.reused, self.why = reused, why
+        self.prefilled = self.decoded = 0
+        self.prefill_seconds = self.decode_seconds = 0.0
+        self.total_reused += reused
+
+    def add_prefill(self, n: int, seconds: float) -> None:
+        """n prompt tokens were computed."""
+        self.prefilled += n
+        self.total_prefilled += n
+        self.prefill_seconds += seconds
+
+    def add_decode(self, n: int, seconds: float) -> None:
+        """n generated tokens were fed back."""
+        self.decoded += n
+        self.total_decoded += n
+        self.decode_seconds += seconds
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("reused", f"{self.reused:,}"),
+            ("prefilled", f"{self.prefilled:,}"),
+            ("decoded", f"{self.decoded:,}"),
+            ("why", escape(self.why)),
+            ("timings", escape(str(self.timings))),
+        ]
+        return "<table>" + "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows) + "</table>"

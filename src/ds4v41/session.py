@@ -1,0 +1,299 @@
+"""Session: tokens, position and caches of one conversation, and everything that advances them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _ext
+from .chat import Message, render
+from .chatting import ChatStream
+from .checks import positive_int, token_ids
+from .errors import ContextError, OptionError, StateError
+from .generation import Generation, GenerationOptions
+from .prefill import LogitsChoice, ProgressCallback, run_prefill
+from .results import Stats
+
+if TYPE_CHECKING:
+    from .model import Model
+
+Mark = _ext.Mark
+MAX_STEP_ROWS = 8
+
+
+class Session:
+    """One conversation with a model. Made by `Model.session`; a context manager.
+
+    A session takes one call at a time: a second thread that calls it gets a StateError. Different sessions of a model
+    may run in different threads, and none changes another's bits (E5).
+    """
+
+    def __init__(self, model: Model, *, context: int, retain: int, chunk: int) -> None:
+        self._model = model
+        self._ext = _ext.Session(model._handle(), context, retain, chunk)
+        self._last_row: tuple[int, NDArray[np.float32]] | None = None
+        self._stats = Stats()
+        self._n_generated = 0
+
+    # ---- what it is --------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Model:
+        """The model this session runs."""
+        return self._model
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens in the caches, in order. The last token of a generated text is not among them until something
+        follows it: the model has not read it yet."""
+        return list(self._ext.tokens)
+
+    @property
+    def position(self) -> int:
+        """How many tokens the caches hold; the next token gets this position."""
+        return int(self._ext.position)
+
+    @property
+    def context(self) -> int:
+        """How many tokens the caches can hold."""
+        return int(self._ext.context)
+
+    @property
+    def chunk(self) -> int:
+        """Rows of one prefill run: what was asked for, or less because of memory."""
+        return int(self._ext.chunk)
+
+    @property
+    def stats(self) -> Stats:
+        """What the last call did (reused, prefilled, decoded, seconds, why) and the totals."""
+        return self._stats
+
+    @property
+    def closed(self) -> bool:
+        """True after close()."""
+        return bool(self._ext.closed)
+
+    # ---- rows ----------------------------------------------------------------------------------------------------
+
+    def prefill(
+        self,
+        tokens: ArrayLike,
+        logits: LogitsChoice | None = "last",
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> NDArray[np.float32] | None:
+        """Append `tokens` [n], any n >= 1.
+
+        logits: "last" gives float32 [1, vocab], "all" float32 [n, vocab], None nothing. Interrupting it (Ctrl-C,
+        cancel(), an exception from `progress`) leaves the session valid, with the chunks that were complete.
+        Raises TokenError for an empty list or ids out of range, ContextError when n tokens do not fit.
+        """
+        if logits not in ("last", "all", None):
+            raise OptionError(f'logits: expected "last", "all" or None, found {logits!r}')
+        ids = token_ids(tokens, self._model.config.vocab_size)
+        self._fits(len(ids))
+        self._stats.begin(0, "prefill appends to what is there")
+        return self._append(ids, logits, 0, progress)
+
+    def step(self, tokens: ArrayLike) -> NDArray[np.float32]:
+        """Append 1 to 8 tokens and return the logits after each: float32 [n, vocab]. Same bits as prefill (E1)."""
+        ids = token_ids(tokens, self._model.config.vocab_size)
+        if len(ids) > MAX_STEP_ROWS:
+            raise OptionError(f"step: expected 1 to {MAX_STEP_ROWS} tokens, found {len(ids)}; use prefill for more")
+        self._fits(len(ids))
+        self._last_row = None
+        rows = self._ext.run(ids, "all")
+        self._last_row = (self.position, rows[-1])
+        return np.asarray(rows)
+
+    def _fits(self, n: int) -> None:
+        left = self.context - self.position
+        if n > left:
+            raise ContextError(
+                f"{n:,} tokens do not fit: {self.position:,} of the context of {self.context:,} are used, {left:,} are "
+                "left; open the session with a larger context="
+            )
+
+    def _append(
+        self, ids: NDArray[np.int32], logits: LogitsChoice | None, cached: int, progress: ProgressCallback | None
+    ) -> NDArray[np.float32] | None:
+        self._last_row = None
+        rows = run_prefill(
+            self._ext, ids, logits, self._model.config.vocab_size, cached, progress, self._stats.add_prefill
+        )
+        if rows is not None:
+            self._last_row = (self.position, rows[-1])
+        return rows
+
+    def advance_to(self, ids: NDArray[np.int32], progress: ProgressCallback | None = None) -> NDArray[np.float32]:
+        """Make the session hold exactly `ids` [n], reusing the common prefix; the logits after the last: [vocab].
+
+        `stats.reused` and `stats.why` say what was reused and why not more.
+        """
+        if len(ids) > self.context:
+            raise ContextError(
+                f"a prompt of {len(ids):,} tokens does not fit into the context of {self.context:,}; open the session "
+                "with a larger context="
+            )
+        have = np.asarray(self._ext.tokens, np.int32)
+        common = _common_prefix(have, ids)
+        row = self._last_row
+        if common == len(ids) == len(have) and row is not None and row[0] == common:
+            self._stats.begin(common, "the session holds exactly this prompt")
+            return row[1]
+        keep = min(common, len(ids) - 1)  # the last token is run again: its logits are wanted
+        why = _why(have, ids, common)
+        if keep < len(have):
+            keep, note = self._go_back(keep)
+            why += note
+        self._stats.begin(keep, why)
+        rows = self._append(ids[keep:], "last", keep, progress)
+        assert rows is not None
+        return rows[0]
+
+    def _go_back(self, position: int) -> tuple[int, str]:
+        """Truncate to `position`, or to nothing when the window rows are gone. Returns where it is now, and a note."""
+        self._last_row = None
+        try:
+            self._ext.truncate(position)
+            return position, ""
+        except StateError:
+            self._ext.truncate(0)
+            return 0, f"; window rows for position {position:,} are no longer kept: everything is computed again"
+
+    def feed(self, token: int) -> NDArray[np.float32]:
+        """Append one generated token; the logits after it: [vocab]."""
+        self._last_row = None
+        row = self._ext.run(np.array([token], np.int32), "last")[0]
+        self._last_row = (self.position, row)
+        return np.asarray(row)
+
+    # ---- going back --------------------------------------------------------------------------------------------
+
+    def mark(self) -> Mark:
+        """A mark of the present position. `truncate(mark)` comes back to it with the same bits, however far the
+        session went on, unless it went back below the mark in between."""
+        return self._ext.mark()
+
+    def truncate(self, to: int | Mark) -> None:
+        """Go back to a position or mark; exact (E3). Raises StateError when a position is out of range or its window
+        rows are gone (older than `retain` tokens and not marked)."""
+        self._last_row = None
+        if isinstance(to, Mark):
+            self._ext.truncate_to_mark(to)
+        elif isinstance(to, bool) or not isinstance(to, (int, np.integer)):
+            raise OptionError(f"truncate: expected a position or a mark, found {to!r}")
+        else:
+            self._ext.truncate(int(to))
+
+    def rewind(self, position: int) -> None:
+        """Go back to any earlier position; exact (E3). Positions whose window rows are gone are computed again from
+        the start, which `stats.why` says."""
+        position = positive_int("position", position, minimum=0)
+        tokens = np.asarray(self._ext.tokens, np.int32)
+        if position > len(tokens):
+            raise StateError(f"rewind: expected a position from 0 to {len(tokens)}, found {position}")
+        kept, note = self._go_back(position)
+        self._stats.begin(kept, f"rewound to {position:,} of {len(tokens):,}{note}")
+        if kept < position:
+            self._append(tokens[kept:position], None, kept, None)
+
+    # ---- text --------------------------------------------------------------------------------------------------
+
+    def generate(self, prompt: str | ArrayLike, **options: Any) -> Generation:
+        """Continue `prompt` (text, or token ids); iterate over the result for pieces, or call its `finish()`.
+
+        Text gets the begin-of-sentence token in front. The prompt is the whole context: what the session already
+        holds of it is reused. Options: max_tokens, stop (strings or token ids), mask, progress, and those of
+        `SamplingParams`: temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty,
+        repetition_penalty, logit_bias, logprobs, top_logprobs. Defaults are the checkpoint's
+        (`Model.default_sampling`). Unknown options raise OptionError.
+
+        >>> import ds4v41
+        >>> with ds4v41.Model.open() as model, model.session() as session:
+        ...     text = "".join(piece.text for piece in session.generate("def add(a, b):", max_tokens=8, temperature=0))
+        """
+        settings = GenerationOptions.from_options(options, self._model)
+        return Generation(self, self._prompt_ids(prompt), settings)
+
+    def agenerate(self, prompt: str | ArrayLike, **options: Any) -> AsyncIterator[Any]:
+        """As `generate`, for `async for`: the work runs in a thread, cancelling the task stops it."""
+        from .aio import stream
+
+        return stream(self.generate(prompt, **options))
+
+    def _prompt_ids(self, prompt: str | ArrayLike) -> NDArray[np.int32]:
+        if isinstance(prompt, str):
+            return np.asarray(self._model.tokenizer.encode(prompt, add_bos=True), np.int32)
+        return token_ids(prompt, self._model.config.vocab_size)
+
+    @overload
+    def chat(self, messages: Sequence[Any], *, stream: Literal[False] = False, **options: Any) -> Message: ...
+    @overload
+    def chat(self, messages: Sequence[Any], *, stream: Literal[True], **options: Any) -> ChatStream: ...
+    def chat(self, messages: Sequence[Any], *, stream: bool = False, **options: Any) -> Message | ChatStream:
+        """Answer `messages` (dictionaries or `Message`s): the whole conversation, of which what the session already
+        holds is reused.
+
+        Returns a Message (content, reasoning, tool_calls, finish_reason); with stream=True a ChatStream that yields
+        events and has the message at the end. Options: tools, tool_choice ("auto" or "none"), response_format,
+        thinking, reasoning_effort, revision, and everything that `generate` takes. Unknown options raise OptionError.
+        """
+        if not isinstance(stream, bool):
+            raise OptionError(f"stream: expected True or False, found {stream!r}")
+        chat = self._chat_stream(messages, options)
+        return chat if stream else chat.finish()
+
+    def _chat_stream(self, messages: Sequence[Any], options: Mapping[str, Any]) -> ChatStream:
+        return ChatStream.start(self, messages, dict(options), render)
+
+    def achat(self, messages: Sequence[Any], **options: Any) -> AsyncIterator[Any]:
+        """As `chat(stream=True)`, for `async for`; cancelling the task stops it."""
+        from .aio import stream
+
+        return stream(self._chat_stream(messages, options))
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Stop the call that runs in another thread: it raises Cancelled, the session stays valid."""
+        self._ext.cancel()
+
+    def close(self) -> None:
+        """Give the caches back. Further calls raise StateError; closing twice is fine."""
+        self._last_row = None
+        if not self._ext.closed:
+            self._ext.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Session: closed>"
+        return f"<Session: position {self.position:,} of {self.context:,}; {self._stats.why}>"
+
+
+def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    n = min(len(a), len(b))
+    different = np.flatnonzero(a[:n] != b[:n])
+    return int(different[0]) if len(different) else n
+
+
+def _why(have: NDArray[np.int32], want: NDArray[np.int32], common: int) -> str:
+    if len(have) == 0:
+        return "the session was empty"
+    if common == len(have):
+        return f"the prompt goes on after all {common:,} tokens of the session"
+    if common == len(want):
+        return f"the prompt is the first {common:,} of {len(have):,} tokens of the session; only its last token is run"
+    return f"diverged at {common:,} of {len(have):,}"
