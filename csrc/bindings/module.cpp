@@ -7,7 +7,5 @@ NB_MODULE(_ext, m) {
   ds4::py::bind_session(m);
   ds4::py::bind_ops(m);
   ds4::bind_convert(m);
-#ifdef DS4_WITH_SAMPLING
   ds4::bind_sampling(m);
-#endif
 }

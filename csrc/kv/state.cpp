@@ -125,13 +125,15 @@ int State::truncate(int64_t position) {
     throw StateError("[truncate] expected a position between 0 and " + std::to_string(this->position()) + ", got " +
                      std::to_string(position));
   const int replay = pending_kept(position) ? 0 : 1;
-  if (window_first(position - replay) < low_)
+  const int64_t start = position - replay;
+  if (start == 0) low_ = high_ = 0;  // an empty session needs no window rows
+  if (start > 0 && window_first(start) < low_)
     throw StateError("[truncate] the window rows for position " + std::to_string(position) + " are gone; the lowest " +
                      "position this session can go back to is " + std::to_string(lowest()) +
                      " (open it with a larger retain=, or set a mark there)");
   forget_marks_above(position);
-  tokens_.resize(static_cast<size_t>(position - replay));
-  pending_low_ = std::min(pending_low_, position - replay);  // what follows is written anew
+  tokens_.resize(static_cast<size_t>(start));
+  pending_low_ = std::min(pending_low_, start);  // what follows is written anew
   return replay;
 }
 

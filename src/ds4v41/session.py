@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _ext
-from .chat import Message, render
-from .chatting import ChatStream
+from .aio import AsyncStream
+from .chat import Event
+from .chatting import ChatStream, Reply, check_stream_flag
 from .checks import positive_int, token_ids
 from .errors import ContextError, OptionError, StateError
 from .generation import Generation, GenerationOptions
 from .prefill import LogitsChoice, ProgressCallback, run_prefill
-from .results import Stats
+from .results import Completion, Piece, Stats
 
 if TYPE_CHECKING:
     from .model import Model
@@ -37,7 +38,7 @@ class Session:
         self._ext = _ext.Session(model._handle(), context, retain, chunk)
         self._last_row: tuple[int, NDArray[np.float32]] | None = None
         self._stats = Stats()
-        self._n_generated = 0
+        self._epoch = 0
 
     # ---- what it is --------------------------------------------------------------------------------------------
 
@@ -73,6 +74,11 @@ class Session:
         return self._stats
 
     @property
+    def epoch(self) -> int:
+        """Changes whenever a call starts that is not the continuation of a running generation."""
+        return self._epoch
+
+    @property
     def closed(self) -> bool:
         """True after close()."""
         return bool(self._ext.closed)
@@ -95,6 +101,7 @@ class Session:
         if logits not in ("last", "all", None):
             raise OptionError(f'logits: expected "last", "all" or None, found {logits!r}')
         ids = token_ids(tokens, self._model.config.vocab_size)
+        self._begin()
         self._fits(len(ids))
         self._stats.begin(0, "prefill appends to what is there")
         return self._append(ids, logits, 0, progress)
@@ -104,11 +111,17 @@ class Session:
         ids = token_ids(tokens, self._model.config.vocab_size)
         if len(ids) > MAX_STEP_ROWS:
             raise OptionError(f"step: expected 1 to {MAX_STEP_ROWS} tokens, found {len(ids)}; use prefill for more")
+        self._begin()
         self._fits(len(ids))
-        self._last_row = None
         rows = self._ext.run(ids, "all")
         self._last_row = (self.position, rows[-1])
         return np.asarray(rows)
+
+    def _begin(self) -> None:
+        """A new call: a cancel() that came too late for the last one does not touch it."""
+        self._epoch += 1
+        self._last_row = None
+        self._ext.clear_cancel()
 
     def _fits(self, n: int) -> None:
         left = self.context - self.position
@@ -139,10 +152,12 @@ class Session:
                 f"a prompt of {len(ids):,} tokens does not fit into the context of {self.context:,}; open the session "
                 "with a larger context="
             )
+        row = self._last_row
+        self._begin()
         have = np.asarray(self._ext.tokens, np.int32)
         common = _common_prefix(have, ids)
-        row = self._last_row
         if common == len(ids) == len(have) and row is not None and row[0] == common:
+            self._last_row = row
             self._stats.begin(common, "the session holds exactly this prompt")
             return row[1]
         keep = min(common, len(ids) - 1)  # the last token is run again: its logits are wanted
@@ -182,7 +197,7 @@ class Session:
     def truncate(self, to: int | Mark) -> None:
         """Go back to a position or mark; exact (E3). Raises StateError when a position is out of range or its window
         rows are gone (older than `retain` tokens and not marked)."""
-        self._last_row = None
+        self._begin()
         if isinstance(to, Mark):
             self._ext.truncate_to_mark(to)
         elif isinstance(to, bool) or not isinstance(to, (int, np.integer)):
@@ -197,6 +212,7 @@ class Session:
         tokens = np.asarray(self._ext.tokens, np.int32)
         if position > len(tokens):
             raise StateError(f"rewind: expected a position from 0 to {len(tokens)}, found {position}")
+        self._begin()
         kept, note = self._go_back(position)
         self._stats.begin(kept, f"rewound to {position:,} of {len(tokens):,}{note}")
         if kept < position:
@@ -220,11 +236,10 @@ class Session:
         settings = GenerationOptions.from_options(options, self._model)
         return Generation(self, self._prompt_ids(prompt), settings)
 
-    def agenerate(self, prompt: str | ArrayLike, **options: Any) -> AsyncIterator[Any]:
-        """As `generate`, for `async for`: the work runs in a thread, cancelling the task stops it."""
-        from .aio import stream
-
-        return stream(self.generate(prompt, **options))
+    def agenerate(self, prompt: str | ArrayLike, **options: Any) -> AsyncStream[Piece, Completion]:
+        """As `generate`: `async for piece in ...`, or `await` it for the whole Completion. The work runs in a thread;
+        cancelling the task stops it and leaves the session valid."""
+        return AsyncStream(self.generate(prompt, **options))
 
     def _prompt_ids(self, prompt: str | ArrayLike) -> NDArray[np.int32]:
         if isinstance(prompt, str):
@@ -232,30 +247,24 @@ class Session:
         return token_ids(prompt, self._model.config.vocab_size)
 
     @overload
-    def chat(self, messages: Sequence[Any], *, stream: Literal[False] = False, **options: Any) -> Message: ...
+    def chat(self, messages: Sequence[Any], *, stream: Literal[False] = False, **options: Any) -> Reply: ...
     @overload
     def chat(self, messages: Sequence[Any], *, stream: Literal[True], **options: Any) -> ChatStream: ...
-    def chat(self, messages: Sequence[Any], *, stream: bool = False, **options: Any) -> Message | ChatStream:
+    def chat(self, messages: Sequence[Any], *, stream: bool = False, **options: Any) -> Reply | ChatStream:
         """Answer `messages` (dictionaries or `Message`s): the whole conversation, of which what the session already
         holds is reused.
 
-        Returns a Message (content, reasoning, tool_calls, finish_reason); with stream=True a ChatStream that yields
-        events and has the message at the end. Options: tools, tool_choice ("auto" or "none"), response_format,
-        thinking, reasoning_effort, revision, and everything that `generate` takes. Unknown options raise OptionError.
+        Returns a Reply (content, reasoning, tool_calls, finish_reason, usage, timings); with stream=True a ChatStream
+        that yields events and has the reply at the end. Options: tools, tool_choice ("auto" or "none"),
+        response_format, thinking, reasoning_effort, revision, drop_thinking, and everything that `generate` takes.
+        Unknown options raise OptionError, messages that cannot be rendered ChatError.
         """
-        if not isinstance(stream, bool):
-            raise OptionError(f"stream: expected True or False, found {stream!r}")
-        chat = self._chat_stream(messages, options)
-        return chat if stream else chat.finish()
+        running = ChatStream.start(self, messages, options)
+        return running if check_stream_flag(stream) else running.finish()
 
-    def _chat_stream(self, messages: Sequence[Any], options: Mapping[str, Any]) -> ChatStream:
-        return ChatStream.start(self, messages, dict(options), render)
-
-    def achat(self, messages: Sequence[Any], **options: Any) -> AsyncIterator[Any]:
-        """As `chat(stream=True)`, for `async for`; cancelling the task stops it."""
-        from .aio import stream
-
-        return stream(self._chat_stream(messages, options))
+    def achat(self, messages: Sequence[Any], **options: Any) -> AsyncStream[Event, Reply]:
+        """As `chat`: `await` it for the Reply, or `async for event in ...`; cancelling the task stops it."""
+        return AsyncStream(ChatStream.start(self, messages, options))
 
     # ---- life --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,274 @@
+"""Model: from a path to weights and a back end; makes sessions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from . import _ext
+from .checkpoint import Checkpoint, ModelConfig, open_checkpoint
+from .checks import choice, positive_int
+from .errors import BackendError, MemoryPlanError, OptionError, StateError, TokenizerError
+from .memory import MAX_CHUNK, MemoryPlan, human, physical_memory, plan_session, refuse_what_cannot_fit, weight_bytes
+from .tokenizer import Tokenizer
+from .weights import build, default_activations
+
+if TYPE_CHECKING:
+    from .session import Session
+
+NANO = Path(__file__).parent / "data" / "nano"
+DEFAULT_RETAIN = 8192
+LoadProgress = Callable[[int, int], object]
+"""Called with (bytes looked at, bytes in all) while `check=True` reads the weights."""
+
+_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Model:
+    """An opened model: configuration, weights, tokenizer, worker threads. Make one with `Model.open`.
+
+    Sessions share it and may run in different threads. A context manager; close it after its sessions.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, ext: _ext.Model, activations: str, weights: int, engram_bytes: int
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._ext: _ext.Model | None = ext
+        self._activations = activations
+        self._weights = weights
+        self._engram_bytes = engram_bytes
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        backend: str = "auto",
+        activations: Literal["auto", "bf16", "fp8", "fp32"] = "auto",
+        prefill: Literal["exact", "matrix"] = "exact",
+        threads: int | None = None,
+        engram: Literal["disk", "ram"] = "disk",
+        engram_path: str | os.PathLike[str] | None = None,
+        check: bool = False,
+        progress: LoadProgress | None = None,
+    ) -> Self:
+        """Open an official safetensors folder or a GGUF file; without a path the nano model that comes along.
+
+        backend: "auto", "cpu" (the best instruction set of this machine) or "cpu/avx512", "cpu/avx2", "cpu/neon",
+            "cpu/plain". All give the same bits (E4). "metal" is not in this version.
+        activations: what activations are rounded to: "bf16", "fp8" (also quantised in front of fp8 and fp4 weights,
+            as the reference does), "fp32" (for finding errors), or "auto": fp8 for an official fp8 checkpoint, else
+            bf16.
+        threads: worker threads; None takes one for each core that this process may use.
+        check: read all weights now and refuse NaN and infinity, naming the tensor.
+        progress: called with (bytes done, bytes in all) while checking.
+
+        Memory is planned first: MemoryPlanError says what does not fit, with numbers. Raises CheckpointError or
+        ConfigError with every problem found, OptionError for an option, BackendError for a back end that is not here.
+        """
+        isa = _isa(backend)
+        choice("activations", activations, ("auto", "bf16", "fp8", "fp32"))
+        if choice("prefill", prefill, ("exact", "matrix")) == "matrix":
+            raise OptionError('prefill="matrix" is not in this version; use "exact"')
+        if choice("engram", engram, ("disk", "ram")) == "ram":
+            raise OptionError('engram="ram" is not in this version; use "disk"')
+        if engram_path is not None:
+            raise OptionError("engram_path is not in this version; keep the Engram tables in the checkpoint")
+        if not isinstance(check, bool):
+            raise OptionError(f"check: expected True or False, found {check!r}")
+        n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
+        checkpoint = open_checkpoint(NANO if path is None else _path(path))
+        weights, on_disk = weight_bytes(checkpoint)
+        if weights > physical_memory():
+            raise MemoryPlanError(
+                f"{checkpoint.path}: the weights take {human(weights)}, this machine has {human(physical_memory())}; "
+                f"a smaller recipe or a larger machine is needed (Engram tables, {human(on_disk)}, stay on disk)"
+            )
+        if check:
+            checkpoint.check(progress)
+        mode = default_activations(checkpoint.config, checkpoint.dialect) if activations == "auto" else activations
+        return cls(checkpoint, build(checkpoint, mode, isa, n_threads), mode, weights, on_disk)
+
+    # ---- what it is --------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """Where it was opened from."""
+        return self._checkpoint.path
+
+    @property
+    def config(self) -> ModelConfig:
+        """The checked configuration."""
+        return self._checkpoint.config
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The tensors and where they are."""
+        return self._checkpoint
+
+    @property
+    def activations(self) -> str:
+        """What activations are rounded to: bf16, fp8 or fp32."""
+        return self._activations
+
+    @property
+    def backend(self) -> str:
+        """Back end and instruction set, such as cpu/avx512."""
+        return self._handle().isa
+
+    @property
+    def threads(self) -> int:
+        """Worker threads, the calling one included."""
+        return int(self._handle().threads)
+
+    @property
+    def numerics_id(self) -> str:
+        """Names the arithmetic: equal ids mean equal bits (docs/numerics.md)."""
+        return f"canonical-1/{self._activations}"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the checkpoint. Raises TokenizerError when it has none or one that does not fit."""
+        config, checkpoint = self.config, self._checkpoint
+        if checkpoint.tokenizer_metadata is not None:
+            data = checkpoint.tokenizer_metadata
+            tokenizer = Tokenizer.from_gguf_metadata(
+                data["tokens"],
+                data["token_types"],
+                data["merges"],
+                config.bos_token_id,
+                config.eos_token_id,
+                pad_id=config.pad_token_id,
+                pre=data["pre"],
+            )
+        elif checkpoint.tokenizer is not None:
+            tokenizer = Tokenizer.from_file(
+                checkpoint.tokenizer,
+                bos_id=config.bos_token_id,
+                eos_id=config.eos_token_id,
+                pad_id=config.pad_token_id,
+            )
+        else:
+            raise TokenizerError(f"{self.path}: there is no tokenizer.json; put the model's one into this folder")
+        tokenizer.check(config)
+        return tokenizer
+
+    @cached_property
+    def can_chat(self) -> bool:
+        """Does the tokenizer have the chat markers?"""
+        markers = ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
+        return all(self.tokenizer.find_control(marker) is not None for marker in markers)
+
+    @property
+    def default_sampling(self) -> dict[str, Any]:
+        """Sampling options that generation_config.json recommends; options of a call override them."""
+        generation = self._checkpoint.generation
+        if generation.get("do_sample") is False:
+            return {"temperature": 0.0}
+        return {name: generation[name] for name in _SAMPLING_KEYS if generation.get(name) is not None}
+
+    # ---- sessions ----------------------------------------------------------------------------------------------
+
+    def plan(
+        self, context: int | None = None, *, retain: int = DEFAULT_RETAIN, chunk: int = MAX_CHUNK
+    ) -> tuple[MemoryPlan, int]:
+        """What a session would take, and the chunk it would use. Nothing is allocated."""
+        longest = self.config.max_position_embeddings
+        context = longest if context is None else positive_int("context", context, 1, longest)
+        retain = positive_int("retain", retain, 0)
+        chunk = positive_int("chunk", chunk, 1, 1 << 16)
+        return plan_session(
+            self.config, self._weights, self._engram_bytes, self._activations, context, min(retain, context), chunk
+        )
+
+    def session(
+        self, context: int | None = None, *, retain: int = DEFAULT_RETAIN, chunk: int = MAX_CHUNK
+    ) -> Session:
+        """A new session.
+
+        context: tokens it can hold; None takes the model's longest. Memory is committed as it fills.
+        retain: how many tokens one can go back by plain truncation.
+        chunk: most rows of one prefill run; less when memory is short (`Session.chunk`). It never changes a result.
+        Raises MemoryPlanError, with the numbers, when the session cannot fit.
+        """
+        from .session import Session
+
+        plan, rows = self.plan(context, retain=retain, chunk=chunk)
+        size = self.config.max_position_embeddings if context is None else context
+        refuse_what_cannot_fit(plan, size)
+        return Session(self, context=size, retain=min(retain, size), chunk=rows)
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def _handle(self) -> _ext.Model:
+        if self._ext is None:
+            raise StateError("this model is closed")
+        return self._ext
+
+    def close(self) -> None:
+        """Let go of the weights; sessions that are still open keep them until they are closed."""
+        self._ext = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        c = self.config
+        name = "nano" if self.path == NANO else self.path.name
+        if self._ext is None:
+            return f"<Model {name}: closed>"
+        return (
+            f"<Model {name}: {c.num_hidden_layers} layers, {c.n_routed_experts} experts, weights "
+            f"{human(self._weights)}, {self.backend}, {self.threads} threads, activations {self._activations}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        c = self.config
+        rows = {
+            "path": str(self.path),
+            "layers, experts": f"{c.num_hidden_layers}, {c.n_routed_experts} (top {c.num_experts_per_tok})",
+            "context": f"{c.max_position_embeddings:,}",
+            "weights": human(self._weights),
+            "Engram on disk": human(self._engram_bytes),
+            "back end": "closed" if self._ext is None else f"{self.backend}, {self.threads} threads",
+            "activations": self._activations,
+        }
+        return "<table>" + "".join(f"<tr><th>{k}</th><td>{escape(v)}</td></tr>" for k, v in rows.items()) + "</table>"
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _path(path: Any) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise OptionError(f"path: expected text or a path, found {path!r}")
+    return Path(path).expanduser()
+
+
+def _isa(backend: Any) -> str:
+    if not isinstance(backend, str):
+        raise OptionError(f"backend: expected text, found {backend!r}")
+    if backend in ("auto", "cpu"):
+        return "auto"
+    known = [f"cpu/{isa}" for isa in _ext.cpu_isas()]
+    if backend in known:
+        return backend.removeprefix("cpu/")
+    if backend in ("metal", "cuda"):
+        raise BackendError(f"backend: {backend} is not in this version; here are: auto, cpu, {', '.join(known)}")
+    raise OptionError(f"backend: expected one of auto, cpu, {', '.join(known)}, metal; found {backend!r}")
