@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <optional>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
@@ -138,7 +139,7 @@ class SessionHandle {
 
   Session& session() { return *session_; }
 
-  nb::object run(const Tokens& tokens, const std::string& logits, PyTrace* trace, nb::object tick) {
+  std::optional<Out<float>> run(const Tokens& tokens, const std::string& logits, PyTrace* trace, nb::object tick) {
     const Turn turn(*this);
     const Logits want = parse_logits(logits);
     const size_t rows = want == Logits::all ? tokens.size() : (want == Logits::last ? 1 : 0);
@@ -146,7 +147,7 @@ class SessionHandle {
     guarded(std::move(tick), [&](Poll* poll) {
       session_->run(tokens.data(), static_cast<int64_t>(tokens.size()), want, out.data(), poll, trace);
     });
-    return rows == 0 ? nb::none() : nb::cast(out);
+    return rows == 0 ? std::nullopt : std::optional(std::move(out));
   }
 
   void truncate(int64_t position) {

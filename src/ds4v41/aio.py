@@ -33,10 +33,10 @@ class AsyncStream(AsyncIterator[Item], Generic[Item, Result]):
         return self
 
     async def __anext__(self) -> Item:
-        found, item = await self._in_thread(self._next)
+        found: list[Item] = await self._in_thread(self._next)
         if not found:
             raise StopAsyncIteration
-        return item
+        return found[0]
 
     def __await__(self) -> Generator[Any, None, Result]:
         return self._in_thread(self._running.finish).__await__()
@@ -45,11 +45,11 @@ class AsyncStream(AsyncIterator[Item], Generic[Item, Result]):
         """End it early; the session stays valid."""
         await self._in_thread(self._running.close)
 
-    def _next(self) -> tuple[bool, Any]:
+    def _next(self) -> list[Item]:
         try:
-            return True, next(self._running)
-        except StopIteration:
-            return False, None
+            return [self._running.__next__()]
+        except StopIteration:  # cannot leave a thread's future
+            return []
 
     async def _in_thread(self, work: Any) -> Any:
         future = asyncio.get_running_loop().run_in_executor(None, work)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NANO = Path(__file__).parent / "data" / "nano"
 DEFAULT_RETAIN = 8192
-LoadProgress = Callable[[int, int], object]
+LoadProgress = Callable[[int, int], None]
 """Called with (bytes looked at, bytes in all) while `check=True` reads the weights."""
 
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -52,10 +52,10 @@ def run_prefill(
         got = session.run(tokens[begin:end], want, tick if progress is not None else None)
         if done is not None:
             done(end - begin, time.perf_counter() - before)
-        if rows is not None:
-            rows[begin:end] = got
-        elif got is not None:
+        if rows is None:
             last = got
+        elif got is not None:
+            rows[begin:end] = got
         if progress is not None:
             progress(Progress(cached + n, cached, end, time.perf_counter() - started))
     return rows if rows is not None else last

@@ -114,8 +114,9 @@ class Session:
         self._begin()
         self._fits(len(ids))
         rows = self._ext.run(ids, "all")
+        assert rows is not None
         self._last_row = (self.position, rows[-1])
-        return np.asarray(rows)
+        return rows
 
     def _begin(self) -> None:
         """A new call: a cancel() that came too late for the last one does not touch it."""
@@ -168,7 +169,8 @@ class Session:
         self._stats.begin(keep, why)
         rows = self._append(ids[keep:], "last", keep, progress)
         assert rows is not None
-        return rows[0]
+        row = (self.position, rows[0])
+        return row[1]
 
     def _go_back(self, position: int) -> tuple[int, str]:
         """Truncate to `position`, or to nothing when the window rows are gone. Returns where it is now, and a note."""
@@ -183,9 +185,10 @@ class Session:
     def feed(self, token: int) -> NDArray[np.float32]:
         """Append one generated token; the logits after it: [vocab]."""
         self._last_row = None
-        row = self._ext.run(np.array([token], np.int32), "last")[0]
-        self._last_row = (self.position, row)
-        return np.asarray(row)
+        rows = self._ext.run(np.array([token], np.int32), "last")
+        assert rows is not None
+        self._last_row = (self.position, rows[0])
+        return self._last_row[1]
 
     # ---- going back --------------------------------------------------------------------------------------------
 
