@@ -102,6 +102,14 @@ def sigmoid_relative(argument: np.ndarray) -> np.ndarray:
     return np.asarray((2 * np.abs(argument) + 8) * UNIT)
 
 
+def index_score_bound(q: F32, k: F32, weights: F32) -> np.ndarray:
+    """fp32 index scores [n, m]: groups of 32 are exact integers, then one rounding per group, weight and head."""
+    n_heads, dim = q.shape[1:]
+    size = np.einsum("nhd,md->nhm", np.abs(q).astype(np.float64), np.abs(k).astype(np.float64))
+    size = (size * np.abs(weights)[:, :, None]).sum(axis=1)
+    return np.asarray((dim // 32 + n_heads + 3) * UNIT * size + SMALLEST_NORMAL)
+
+
 SINKHORN_ITERATED = 1e-5
 """As the golden limit, for logits up to 12 in magnitude: their fp32 error of 12 * 2^-23 is a relative error of exp."""
 
