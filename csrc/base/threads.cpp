@@ -1,5 +1,7 @@
 #include "base/threads.h"
 
+#include <unistd.h>
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -36,11 +38,15 @@ inline void relax() {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int n_threads) {
+ThreadPool::ThreadPool(int n_threads) : owner_(getpid()) {
   const unsigned cores = std::thread::hardware_concurrency();
   // Spinning helps only when every worker has a core of its own.
   spins_ = cores != 0 && static_cast<unsigned>(n_threads) <= cores ? 4000 : 0;
   for (int i = 1; i < n_threads; ++i) workers_.emplace_back([this, i] { work(i); });
+}
+
+void ThreadPool::Deleter::operator()(ThreadPool* pool) const {
+  if (getpid() == pool->owner_) delete pool;
 }
 
 ThreadPool::~ThreadPool() {
@@ -86,7 +92,7 @@ bool ThreadPool::run(int64_t n, Body body, void* context, Poll* poll) {
   std::lock_guard<std::mutex> turn(turn_);
   if (poll != nullptr && poll->stop()) return false;
   if (n <= 0) return true;
-  const bool alone = n == 1 || workers_.empty();
+  const bool alone = n == 1 || workers_.empty() || getpid() != owner_;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     n_ = n;

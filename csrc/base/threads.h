@@ -43,6 +43,11 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
+  // Deletes a pool, except in a forked child: its threads stayed in the parent, and waiting for them would never end.
+  struct Deleter {
+    void operator()(ThreadPool* pool) const;
+  };
+
   int n_threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   using Body = void (*)(void* context, int64_t index, int worker);
@@ -61,6 +66,7 @@ class ThreadPool {
   std::atomic<int64_t> next_{0};
   std::atomic<bool> stop_{false};
   bool quit_ = false;
+  int owner_;  // process that has the workers; a forked child has none and works alone
   int64_t n_ = 0;
   Body body_ = nullptr;
   void* context_ = nullptr;

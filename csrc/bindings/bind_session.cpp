@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -235,7 +236,13 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("lowest", with([](Session& s) { return s.state().lowest(); }))
       .def_prop_ro("context", with([](Session& s) { return s.state().context(); }))
       .def_prop_ro("chunk", with([](Session& s) { return s.chunk(); }))
-      .def_prop_ro("tokens", with([](Session& s) { return s.state().tokens(); }))
+      .def_prop_ro("tokens", with([](Session& s) {
+                     const auto& tokens = s.state().tokens();
+                     auto out = make_array<int32_t>({tokens.size()});
+                     std::copy(tokens.begin(), tokens.end(), out.data());
+                     return out;
+                   }),
+                   nb::rv_policy::move, "int32 [position]")
       .def_prop_ro("reserved_bytes", with([](Session& s) { return s.state().reserved_bytes(); }))
       .def_prop_ro("scratch_bytes", with([](Session& s) { return s.scratch_bytes(); }))
       .def("live_bytes", with([](Session& s) {

@@ -224,7 +224,7 @@ std::shared_ptr<const Model> ModelBuilder::build(const std::string& isa, int thr
     throw CheckpointError("[engram] expected " + std::to_string(engrams) + " tables with their hashes, got " +
                           std::to_string(model_->tables.size()) + " and " + std::to_string(model_->hash.primes.size()));
   model_->isa = isa;
-  model_->pool = std::make_unique<ThreadPool>(threads);
+  model_->pool.reset(new ThreadPool(threads));
   model_->frequencies = rope_frequencies(model_->shape, false);
   model_->yarn_frequencies = rope_frequencies(model_->shape, true);
   model_->make_backend();  // fails here rather than in the first session

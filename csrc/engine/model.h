@@ -20,7 +20,7 @@ struct Model {
   std::vector<std::unique_ptr<EngramTable>> tables;
   std::vector<std::vector<float>> vectors;  // owns the expanded norms, biases, sinks
   std::string isa = "auto";
-  std::unique_ptr<ThreadPool> pool;
+  std::unique_ptr<ThreadPool, ThreadPool::Deleter> pool;
   std::vector<float> frequencies, yarn_frequencies;
 
   std::unique_ptr<Backend> make_backend() const;

@@ -107,7 +107,8 @@ class Session:
     def chunk(self) -> int: ...
 
     @property
-    def tokens(self) -> list[int]: ...
+    def tokens(self) -> NDArray[numpy.int32]:
+        """int32 [position]"""
 
     @property
     def reserved_bytes(self) -> int: ...
