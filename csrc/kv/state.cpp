@@ -34,7 +34,7 @@ CacheBytes cache_bytes(const Shape& s, int64_t context, int64_t retain, int64_t 
 }
 
 State::State(const Shape& shape, Backend& backend, int64_t context, int64_t retain, int64_t chunk)
-    : shape_(shape), backend_(backend), context_(context), ring_(ring_rows(shape, context, retain, chunk)), retain_(retain) {
+    : shape_(shape), backend_(backend), context_(context), ring_(ring_rows(shape, context, retain, chunk)) {
   const CacheBytes b = cache_bytes(shape, context, retain, chunk);
   bytes_ = static_cast<size_t>(b.window + b.compressed + b.pending);
   base_ = static_cast<uint8_t*>(backend.alloc(bytes_));

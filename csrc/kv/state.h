@@ -66,7 +66,7 @@ class State {
 
   const Shape& shape_;
   Backend& backend_;
-  int64_t context_, ring_, retain_;
+  int64_t context_, ring_;
   uint8_t* base_ = nullptr;
   size_t bytes_ = 0;
   std::vector<uint8_t*> windows_, compressed_, index_, pending_;
