@@ -79,12 +79,12 @@ void ThreadPool::work(int worker) {
       start_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
       seen = generation_.load(std::memory_order_relaxed);
       if (quit_) return;
+      if (!open_) continue;
+      ++inside_;
     }
     take(worker, nullptr);
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      done_.notify_one();
-    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--inside_ == 0) done_.notify_one();
   }
 }
 
@@ -101,7 +101,7 @@ bool ThreadPool::run(int64_t n, Body body, void* context, Poll* poll) {
     stop_.store(false, std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
     if (!alone) {
-      running_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
+      open_ = true;
       generation_.fetch_add(1, std::memory_order_release);
     }
   }
@@ -109,9 +109,14 @@ bool ThreadPool::run(int64_t n, Body body, void* context, Poll* poll) {
   FlushSubnormals flush;
   take(0, poll);
   if (!alone) {
-    for (int s = 0; s < spins_ && running_.load(std::memory_order_acquire) != 0; ++s) relax();
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [&] { return running_.load(std::memory_order_acquire) == 0; });
+    open_ = false;
+    for (int s = 0; s < spins_ && inside_ != 0; ++s) {
+      lock.unlock();
+      relax();
+      lock.lock();
+    }
+    done_.wait(lock, [&] { return inside_ == 0; });
   }
   return !stop_.load(std::memory_order_relaxed);
 }

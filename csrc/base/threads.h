@@ -62,7 +62,8 @@ class ThreadPool {
   std::mutex mutex_;  // guards the loop's description and the two conditions
   std::condition_variable start_, done_;
   std::atomic<uint64_t> generation_{0};
-  std::atomic<int> running_{0};
+  int inside_ = 0;     // workers in the present loop
+  bool open_ = false;  // may a worker still enter it? Closed when every index is taken: nobody waits for late risers
   std::atomic<int64_t> next_{0};
   std::atomic<bool> stop_{false};
   bool quit_ = false;
