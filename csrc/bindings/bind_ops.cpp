@@ -180,6 +180,7 @@ Out<int32_t> top_k(const std::string& isa, const Floats1& scores, int64_t k) {
   const int64_t n = static_cast<int64_t>(scores.size());
   std::vector<int32_t> picked(static_cast<size_t>(n) + 1);
   std::vector<uint64_t> bin(static_cast<size_t>(n) + 1);
+  FlushSubnormals flush;
   const int64_t got = k == 0 ? 0 : ops(isa).top_k(scores.data(), n, k, picked.data(), bin.data());
   auto out = make_array<int32_t>({static_cast<size_t>(got)});
   std::copy(picked.begin(), picked.begin() + got, out.data());
