@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from .errors import Ds4Error
 
+_ASK_SECONDS = 0.02
 Item = TypeVar("Item", covariant=True)
 Result = TypeVar("Result", covariant=True)
 
@@ -56,11 +57,12 @@ class AsyncStream(AsyncIterator[Item], Generic[Item, Result]):
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            # The thread must be out of the session before the caller goes on.
-            self._running.session.cancel()
+            # The thread must be out of the session before the caller goes on. A call that begins just now forgets a
+            # cancel() from before it, so ask until it listens.
             while not future.done():
+                self._running.session.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([future])
+                    await asyncio.wait([future], timeout=_ASK_SECONDS)
             if not future.cancelled():
                 future.exception()  # seen: Cancelled, or whatever ended it
             with contextlib.suppress(Ds4Error):

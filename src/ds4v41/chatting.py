@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from .chat import ChatParser, Event, Message, Prompt, render
 from .errors import ChatError, OptionError, StateError
-from .generation import GenerationOptions, TokenStream
+from .generation import Driven, GenerationOptions, TokenStream
 from .results import Timings, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ChatStream(Iterator[Event]):
         self._stream = TokenStream(session, ids, options)
         self._logprobs: list[TokenLogprob] = []
         self._reply: Reply | None = None
-        self._events = self._run()
+        self._events = Driven(self._run(), session)
 
     @classmethod
     def start(cls, session: Session, messages: Sequence[Any], options: Mapping[str, Any]) -> ChatStream:
@@ -70,7 +70,7 @@ class ChatStream(Iterator[Event]):
         tools = shown.get("tools")
         return cls(session, prompt, settings, tools, shown.get("tool_choice") != "none")
 
-    def _run(self) -> Iterator[Event]:
+    def _run(self) -> Generator[Event, None, None]:
         parser, stream = self._parser, self._stream
         try:
             reason: str | None = None
@@ -105,7 +105,7 @@ class ChatStream(Iterator[Event]):
 
     def close(self) -> None:
         """End it here; `reply.finish_reason` is "cancelled"."""
-        self._events.close()  # type: ignore[attr-defined]
+        self._events.close()
         if self._reply is None:
             self._conclude("cancelled")
 
@@ -113,6 +113,8 @@ class ChatStream(Iterator[Event]):
         """Run to the end and return the reply."""
         for _ in self:
             pass
+        if self._reply is None:  # closed before it began
+            self._conclude("cancelled")
         return self.reply
 
     @property

@@ -15,7 +15,7 @@ def token_ids(tokens: ArrayLike, n_vocab: int) -> NDArray[np.int32]:
     if isinstance(tokens, (str, bytes)):
         raise TokenError("tokens: expected token ids, found text; encode it with model.tokenizer.encode(text)")
     try:
-        ids = np.asarray(list(tokens) if isinstance(tokens, (range, tuple, set)) else tokens)
+        ids = np.asarray(list(tokens) if isinstance(tokens, (range, tuple)) else tokens)
     except (ValueError, TypeError, OverflowError) as error:
         raise TokenError(f"tokens: expected a flat list of token ids, found {type(tokens).__name__}") from error
     if ids.ndim != 1:
@@ -47,3 +47,9 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise OptionError(f"{name}: expected one of {', '.join(allowed)}, found {value!r}")
     return value
+
+
+def callback(name: str, value: Any) -> None:
+    """A function, or None. Raises OptionError that names the option."""
+    if value is not None and not callable(value):
+        raise OptionError(f"{name}: expected a function, found {value!r}")

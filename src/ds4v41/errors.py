@@ -69,5 +69,17 @@ class ChatError(Ds4Error, ValueError):
     """Messages or tools cannot be rendered as a prompt."""
 
 
+class ManifestError(Ds4Error, ValueError):
+    """A fidelity manifest is not what it should be. `problems` lists every fault found."""
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems: tuple[str, ...] = tuple(problems)
+
+
+class PullError(Ds4Error, RuntimeError):
+    """A download failed, or what arrived is not what was published."""
+
+
 class Cancelled(Ds4Error):
     """The work was cancelled from outside; the session is valid and holds what was complete."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from threading import Lock, get_ident
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import positive_int
+from .checks import callback, positive_int
 from .errors import ContextError, OptionError, StateError
 from .prefill import ProgressCallback
 from .results import Completion, FinishReason, Piece, Timings, TokenLogprob, Usage
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from .model import Model
     from .session import Session
 
+Item = TypeVar("Item")
 MaskHook = Callable[[list[int]], Any]
 """Constrained decoding: generated token ids so far -> allowed ids (or one bool a token), or None for no limit."""
 
+_ASK_SECONDS = 0.002
 _OWN = ("max_tokens", "stop", "mask", "progress")
 
 
@@ -49,8 +52,7 @@ class GenerationOptions:
         if max_tokens is not None:
             max_tokens = positive_int("max_tokens", max_tokens)
         for name in ("mask", "progress"):
-            if options.get(name) is not None and not callable(options[name]):
-                raise OptionError(f"{name}: expected a function, found {options[name]!r}")
+            callback(name, options.get(name))
         strings, ids = _split_stops(options.get("stop"), model.config.vocab_size)
         given = {name: value for name, value in options.items() if name not in _OWN and value is not None}
         sampling = SamplingParams.from_options({**model.default_sampling, **given})
@@ -61,17 +63,17 @@ def _split_stops(stop: Any, n_vocab: int) -> tuple[tuple[str, ...], frozenset[in
     """Stop strings and stop token ids."""
     if stop is None:
         return (), frozenset()
-    given = [stop] if isinstance(stop, (str, int)) else stop
+    given = [stop] if isinstance(stop, (str, int, np.integer)) else stop
     if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
         raise OptionError(f"stop: expected text, a token id, or a list of these, found {type(stop).__name__}")
     strings, ids = [], []
     for i, item in enumerate(given):
-        if isinstance(item, bool) or not isinstance(item, (str, int)):
+        if isinstance(item, bool) or not isinstance(item, (str, int, np.integer)):
             raise OptionError(f"stop[{i}]: expected text or a token id, found {item!r}")
         if isinstance(item, str):
             strings.append(item)
         elif 0 <= item < n_vocab:
-            ids.append(item)
+            ids.append(int(item))
         else:
             raise OptionError(f"stop[{i}]: expected a token id from 0 to {n_vocab - 1}, found {item}")
     StopMatcher(strings)  # refuses empty strings now, not in the middle
@@ -146,6 +148,38 @@ class TokenStream:
         return TokenLogprob(draw.token, draw.logprob, draw.top_logprobs)
 
 
+class Driven(Iterator[Item], Generic[Item]):
+    """A generator that one thread drives and that any thread may close, in the middle of a prefill too."""
+
+    def __init__(self, steps: Generator[Item, None, None], session: Session) -> None:
+        self._steps, self._session = steps, session
+        self._turn = Lock()
+        self._thread: int | None = None
+        self._closing = False
+
+    def __next__(self) -> Item:
+        if not self._turn.acquire(blocking=self._closing):  # (a close() in another thread is awaited)
+            raise StateError("the next piece is being computed already; take the pieces in one thread at a time")
+        try:
+            self._thread = get_ident()
+            return next(self._steps)
+        finally:
+            self._thread = None
+            self._turn.release()
+
+    def close(self) -> None:
+        """End it. When another thread computes the next piece, its call raises Cancelled."""
+        if self._thread == get_ident():
+            raise StateError("close() was called by a callback of this very text; raise an exception there instead")
+        self._closing = True
+        while not self._turn.acquire(timeout=_ASK_SECONDS):
+            self._session.cancel()
+        try:
+            self._steps.close()
+        finally:
+            self._turn.release()
+
+
 @dataclass(slots=True)
 class _Text:
     parts: list[str] = field(default_factory=list)
@@ -162,7 +196,11 @@ class Generation(Iterator[Piece]):
     def __init__(self, session: Session, prompt: NDArray[np.int32], options: GenerationOptions) -> None:
         eos = frozenset({session.model.config.eos_token_id})
         options = GenerationOptions(
-            options.sampling, options.max_tokens, options.stop_strings, options.stop_ids | eos, options.mask,
+            options.sampling,
+            options.max_tokens,
+            options.stop_strings,
+            options.stop_ids | eos,
+            options.mask,
             options.progress,
         )
         self.session = session
@@ -170,9 +208,9 @@ class Generation(Iterator[Piece]):
         self._stops = StopMatcher(options.stop_strings)
         self._text = _Text()
         self._result: Completion | None = None
-        self._pieces = self._run()
+        self._pieces = Driven(self._run(), session)
 
-    def _run(self) -> Iterator[Piece]:
+    def _run(self) -> Generator[Piece, None, None]:
         decoder = self.session.model.tokenizer.stream(skip_special=True)
         draws = iter(self._stream)
         try:
@@ -220,7 +258,7 @@ class Generation(Iterator[Piece]):
 
     def close(self) -> None:
         """End it here. The session holds what was computed; `result.finish_reason` is "cancelled"."""
-        self._pieces.close()  # type: ignore[attr-defined]
+        self._pieces.close()
         if self._result is None:
             self._conclude("cancelled", None)
 
@@ -228,6 +266,8 @@ class Generation(Iterator[Piece]):
         """Run to the end and return everything."""
         for _ in self:
             pass
+        if self._result is None:  # closed before it began
+            self._conclude("cancelled", None)
         return self.result
 
     @property

@@ -12,6 +12,7 @@ from .weights import shape_of
 
 MAX_CHUNK = 8192
 MIN_CHUNK = 16
+MAX_STEP_ROWS = 8
 _MIN_SCRATCH = 4 << 20
 
 
@@ -84,6 +85,11 @@ def weight_bytes(checkpoint: Checkpoint) -> tuple[int, int]:
     return resident, on_disk
 
 
+def run_rows(chunk: int, context: int) -> int:
+    """Most rows of one run of a session: its chunk, and at least the rows of the longest step that fits."""
+    return min(max(chunk, MAX_STEP_ROWS), context)
+
+
 def plan_session(
     config: ModelConfig, weights: int, on_disk: int, activations: str, context: int, retain: int, chunk: int
 ) -> tuple[MemoryPlan, int]:
@@ -95,7 +101,7 @@ def plan_session(
     available = available_memory()
     chunk = min(chunk, context)
     while True:
-        plan = _ext.memory_plan(shape, activations, context, retain, chunk)
+        plan = _ext.memory_plan(shape, activations, context, retain, run_rows(chunk, context))
         caches = plan["window"] + plan["compressed"] + plan["pending"]
         budget = min(max(_MIN_SCRATCH, (weights + caches) // 8), available // 4)
         if plan["scratch"] <= budget or chunk <= MIN_CHUNK:

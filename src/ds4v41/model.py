@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from . import _ext
 from .checkpoint import Checkpoint, ModelConfig, open_checkpoint
-from .checks import choice, positive_int
+from .checks import callback, choice, positive_int
 from .errors import BackendError, MemoryPlanError, OptionError, StateError, TokenizerError
 from .memory import MAX_CHUNK, MemoryPlan, human, physical_memory, plan_session, refuse_what_cannot_fit, weight_bytes
 from .tokenizer import Tokenizer
@@ -81,6 +81,7 @@ class Model:
             raise OptionError("engram_path is not in this version; keep the Engram tables in the checkpoint")
         if not isinstance(check, bool):
             raise OptionError(f"check: expected True or False, found {check!r}")
+        callback("progress", progress)
         n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
         checkpoint = open_checkpoint(NANO if path is None else _path(path))
         weights, on_disk = weight_bytes(checkpoint)
@@ -186,9 +187,7 @@ class Model:
             self.config, self._weights, self._engram_bytes, self._activations, context, min(retain, context), chunk
         )
 
-    def session(
-        self, context: int | None = None, *, retain: int = DEFAULT_RETAIN, chunk: int = MAX_CHUNK
-    ) -> Session:
+    def session(self, context: int | None = None, *, retain: int = DEFAULT_RETAIN, chunk: int = MAX_CHUNK) -> Session:
         """A new session.
 
         context: tokens it can hold; None takes the model's longest. Memory is committed as it fills.

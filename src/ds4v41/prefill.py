@@ -27,11 +27,12 @@ def run_prefill(
     tokens: NDArray[np.int32],
     logits: LogitsChoice | None,
     n_vocab: int,
+    chunk: int,
     cached: int = 0,
     progress: ProgressCallback | None = None,
     done: Callable[[int, float], object] | None = None,
 ) -> NDArray[np.float32] | None:
-    """Append tokens [n]; returns float32 [1, vocab] or [n, vocab], or None.
+    """Append tokens [n], at most `chunk` in one run; returns float32 [1, vocab] or [n, vocab], or None.
 
     `done(n, seconds)` is told of every chunk that is complete. When something stops the run (Ctrl-C, cancel, an
     exception from `progress`), complete chunks stay, the one in progress is dropped.
@@ -40,7 +41,7 @@ def run_prefill(
     rows = np.empty((n, n_vocab), np.float32) if logits == "all" else None
     last: NDArray[np.float32] | None = None
     started = time.perf_counter()
-    for begin, end in plan_chunks(n, session.chunk):
+    for begin, end in plan_chunks(n, chunk):
         want = "all" if logits == "all" else ("last" if logits == "last" and end == n else "none")
 
         def tick(layers: int, of: int, begin: int = begin, end: int = end) -> None:

@@ -69,7 +69,8 @@ class Timings:
     def __str__(self) -> str:
         parts = []
         if self.prefill_rate is not None:
-            parts.append(f"prefill {self.prefilled:,} tokens in {self.prefill_seconds:.2f} s ({self.prefill_rate:,.0f}/s)")
+            seconds, rate = self.prefill_seconds, self.prefill_rate
+            parts.append(f"prefill {self.prefilled:,} tokens in {seconds:.2f} s ({rate:,.0f}/s)")
         if self.decode_rate is not None:
             parts.append(f"decode {self.decoded:,} steps in {self.decode_seconds:.2f} s ({self.decode_rate:,.1f}/s)")
         return ", ".join(parts) or "nothing computed"
@@ -93,10 +94,10 @@ class Completion:
         return self.text
 
     def _repr_html_(self) -> str:
+        usage = self.usage
         return (
-            f"<pre>{escape(self.text)}</pre><small>{self.usage.completion_tokens} tokens, {escape(self.finish_reason)}; "
-            f"{self.usage.reused_tokens} of {self.usage.prompt_tokens} prompt tokens reused; {escape(str(self.timings))}"
-            "</small>"
+            f"<pre>{escape(self.text)}</pre><small>{usage.completion_tokens} tokens, {escape(self.finish_reason)}; "
+            f"{usage.reused_tokens} of {usage.prompt_tokens} prompt tokens reused; {escape(str(self.timings))}</small>"
         )
 
 

@@ -13,9 +13,10 @@ from . import _ext
 from .aio import AsyncStream
 from .chat import Event
 from .chatting import ChatStream, Reply, check_stream_flag
-from .checks import positive_int, token_ids
+from .checks import callback, positive_int, token_ids
 from .errors import ContextError, OptionError, StateError
 from .generation import Generation, GenerationOptions
+from .memory import MAX_STEP_ROWS, run_rows
 from .prefill import LogitsChoice, ProgressCallback, run_prefill
 from .results import Completion, Piece, Stats
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .model import Model
 
 Mark = _ext.Mark
-MAX_STEP_ROWS = 8
 
 
 class Session:
@@ -35,7 +35,9 @@ class Session:
 
     def __init__(self, model: Model, *, context: int, retain: int, chunk: int) -> None:
         self._model = model
-        self._ext = _ext.Session(model._handle(), context, retain, chunk)
+        # A step's rows are one run, however short the chunks of a prefill.
+        self._ext = _ext.Session(model._handle(), context, retain, run_rows(chunk, context))
+        self._chunk = chunk
         self._last_row: tuple[int, NDArray[np.float32]] | None = None
         self._stats = Stats()
         self._epoch = 0
@@ -51,7 +53,7 @@ class Session:
     def tokens(self) -> list[int]:
         """The tokens in the caches, in order. The last token of a generated text is not among them until something
         follows it: the model has not read it yet."""
-        return list(self._ext.tokens)
+        return [int(token) for token in self._ext.tokens]
 
     @property
     def position(self) -> int:
@@ -66,7 +68,7 @@ class Session:
     @property
     def chunk(self) -> int:
         """Rows of one prefill run: what was asked for, or less because of memory."""
-        return int(self._ext.chunk)
+        return self._chunk
 
     @property
     def stats(self) -> Stats:
@@ -98,11 +100,12 @@ class Session:
         cancel(), an exception from `progress`) leaves the session valid, with the chunks that were complete.
         Raises TokenError for an empty list or ids out of range, ContextError when n tokens do not fit.
         """
-        if logits not in ("last", "all", None):
+        if not (logits is None or (isinstance(logits, str) and logits in ("last", "all"))):
             raise OptionError(f'logits: expected "last", "all" or None, found {logits!r}')
+        callback("progress", progress)
         ids = token_ids(tokens, self._model.config.vocab_size)
-        self._begin()
         self._fits(len(ids))
+        self._begin()
         self._stats.begin(0, "prefill appends to what is there")
         return self._append(ids, logits, 0, progress)
 
@@ -111,15 +114,19 @@ class Session:
         ids = token_ids(tokens, self._model.config.vocab_size)
         if len(ids) > MAX_STEP_ROWS:
             raise OptionError(f"step: expected 1 to {MAX_STEP_ROWS} tokens, found {len(ids)}; use prefill for more")
-        self._begin()
         self._fits(len(ids))
+        self._begin()
         rows = self._ext.run(ids, "all")
         assert rows is not None
         self._last_row = (self.position, rows[-1])
         return rows
 
     def _begin(self) -> None:
-        """A new call: a cancel() that came too late for the last one does not touch it."""
+        """A new call: a cancel() that came too late for the last one does not touch it.
+
+        Raises StateError, and changes nothing, when the session is closed or busy in another thread.
+        """
+        _ = self._ext.position
         self._epoch += 1
         self._last_row = None
         self._ext.clear_cancel()
@@ -137,7 +144,14 @@ class Session:
     ) -> NDArray[np.float32] | None:
         self._last_row = None
         rows = run_prefill(
-            self._ext, ids, logits, self._model.config.vocab_size, cached, progress, self._stats.add_prefill
+            self._ext,
+            ids,
+            logits,
+            self._model.config.vocab_size,
+            self._chunk,
+            cached,
+            progress,
+            self._stats.add_prefill,
         )
         if rows is not None:
             self._last_row = (self.position, rows[-1])
@@ -155,7 +169,7 @@ class Session:
             )
         row = self._last_row
         self._begin()
-        have = np.asarray(self._ext.tokens, np.int32)
+        have = self._ext.tokens
         common = _common_prefix(have, ids)
         if common == len(ids) == len(have) and row is not None and row[0] == common:
             self._last_row = row
@@ -200,19 +214,22 @@ class Session:
     def truncate(self, to: int | Mark) -> None:
         """Go back to a position or mark; exact (E3). Raises StateError when a position is out of range or its window
         rows are gone (older than `retain` tokens and not marked)."""
-        self._begin()
         if isinstance(to, Mark):
+            self._begin()
             self._ext.truncate_to_mark(to)
-        elif isinstance(to, bool) or not isinstance(to, (int, np.integer)):
+            return
+        if isinstance(to, bool) or not isinstance(to, (int, np.integer)):
             raise OptionError(f"truncate: expected a position or a mark, found {to!r}")
-        else:
-            self._ext.truncate(int(to))
+        if not 0 <= to <= self.position:
+            raise StateError(f"truncate: expected a position from 0 to {self.position}, found {to}")
+        self._begin()
+        self._ext.truncate(int(to))
 
     def rewind(self, position: int) -> None:
         """Go back to any earlier position; exact (E3). Positions whose window rows are gone are computed again from
         the start, which `stats.why` says."""
         position = positive_int("position", position, minimum=0)
-        tokens = np.asarray(self._ext.tokens, np.int32)
+        tokens = self._ext.tokens
         if position > len(tokens):
             raise StateError(f"rewind: expected a position from 0 to {len(tokens)}, found {position}")
         self._begin()

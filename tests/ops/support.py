@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds4v41 import _ext
-from tests.golden.load import TensorFile, checkpoint_folder
+from tests.golden.load import TensorFile, checkpoint_folder, intermediates
 from tests.ref import formats
 from tests.ref.formats import F32, U8, f32
 
@@ -80,27 +80,27 @@ def bf16_bytes(values: F32) -> U8:
 def stored_plain(values: F32, kind: str = "bf16") -> Stored:
     """A matrix of kind f32, f16 or bf16; the values must fit."""
     data = bf16_bytes(values) if kind == "bf16" else flat(values.astype({"f32": np.float32, "f16": np.float16}[kind]))
-    return Stored(kind, *values.shape, data, None, f32(values))
+    return Stored(kind, values.shape[0], values.shape[1], data, None, f32(values))
 
 
 def stored_fp8(codes: U8, scale: U8, kind: str = "fp8_block") -> Stored:
     """e4m3 codes [rows, cols] with one scale byte per 32 x 32 block, or per row and 32 columns (fp8_row)."""
     block = (32, 32) if kind == "fp8_block" else (1, 32)
     values = formats.dequantise_blocks(formats.e4m3_decode(codes), formats.e8m0_decode(scale), block)
-    return Stored(kind, *codes.shape, flat(codes), flat(scale), values)
+    return Stored(kind, codes.shape[0], codes.shape[1], flat(codes), flat(scale), values)
 
 
 def stored_fp4(packed: U8, scale: U8) -> Stored:
     """e2m1 pairs [rows, cols / 2] with one scale byte per row and 32 columns."""
     codes = formats.e2m1_decode(formats.unpack_nibbles(packed))
     values = formats.dequantise_blocks(codes, formats.e8m0_decode(scale), (1, 32))
-    return Stored("fp4_row", *values.shape, flat(packed), flat(scale), values)
+    return Stored("fp4_row", values.shape[0], values.shape[1], flat(packed), flat(scale), values)
 
 
 def stored_ggml(kind: str, data: U8) -> Stored:
     """A matrix [rows, row bytes] of ggml blocks, decoded by the gguf package."""
     values = f32(gguf.dequantize(data, GGML_TYPES[kind]))
-    return Stored(kind, *values.shape, flat(data), None, values)
+    return Stored(kind, values.shape[0], values.shape[1], flat(data), None, values)
 
 
 def random_stored(kind: str, rows: int, cols: int, rng: np.random.Generator) -> Stored:
@@ -195,7 +195,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> None:
     if a.dtype != np.float32:
         np.testing.assert_array_equal(a, b)
         return
-    left, right = (np.where(np.isnan(x), np.uint32(0x7FC00000), np.ascontiguousarray(x).view(np.uint32)) for x in (a, b))
+    left, right = (np.where(np.isnan(x), np.uint32(0x7FC00000), np.ascontiguousarray(x).view("u4")) for x in (a, b))
     np.testing.assert_array_equal(left, right)
 
 
@@ -257,6 +257,12 @@ def identity_rope(n: int, rope_dim: int) -> tuple[F32, F32]:
 def golden_mode(mode: str) -> str:
     """The golden name of a mode: fp8 is release precision."""
     return "fp8fp4" if mode == "fp8" else mode
+
+
+@cache
+def inside(mode: str) -> TensorFile:
+    """Everything inside the tiny model for one prompt, in a mode."""
+    return intermediates(golden_mode(mode))
 
 
 @cache

@@ -65,9 +65,7 @@ def test_coefficients_as_the_reference(n: int, copies: int, iterations: int, siz
     rows = (2 + copies) * copies
     z = f32(np.clip(rng.normal(size=(n, rows)) * size, -8, 8))
     scale, base = f32(rng.uniform(0.2, 1.2, size=3)), f32(rng.uniform(-2, 2, size=rows))
-    pre, post, comb = same_on_all_isas(
-        lambda isa: OPS.hc_coefficients(isa, z, scale, base, copies, iterations, HC_EPS)
-    )
+    pre, post, comb = same_on_all_isas(lambda isa: OPS.hc_coefficients(isa, z, scale, base, copies, iterations, HC_EPS))
     want = hc.split(z, scale, base, copies, iterations, HC_EPS)
     limit = sigmoid_relative(np.abs(z[:, : 2 * copies]) * 1.2 + 2)
     assert_within(pre, want.pre, limit[:, :copies] * want.pre)

@@ -72,7 +72,8 @@ def test_a_row_does_not_depend_on_the_first_position(yarn: bool) -> None:
 )
 def test_frequencies_of_other_models(dim: int, base: float, factor: float, original: float) -> None:
     """Ramps of any width, empty and cut off at both ends."""
-    shape = small_shape(rope_dim=dim, rope_base=base, compress_rope_base=base, yarn_factor=factor, yarn_original=original)
+    sizes = {"rope_dim": dim, "rope_base": base, "compress_rope_base": base}
+    shape = small_shape(**sizes, yarn_factor=factor, yarn_original=original)
     same_bits(rope_of(shape, False, 0, 1)[0], rope.frequencies(dim, base, None))
     want = rope.frequencies(dim, base, rope.Yarn(factor, int(original), 32, 1))
     same_bits(rope_of(shape, True, 0, 1)[0], want)
@@ -99,9 +100,7 @@ def test_golden_rotation_and_its_inverse(isa: str) -> None:
     round_=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_rotation_as_defined(
-    n: int, pairs: int, head: int, style: str, inverse: bool, round_: bool, seed: int
-) -> None:
+def test_rotation_as_defined(n: int, pairs: int, head: int, style: str, inverse: bool, round_: bool, seed: int) -> None:
     """Adjacent pairs of the tail turn by the angle, or back; what stands before the tail stays."""
     rng = np.random.default_rng(seed)
     x = values_of(style, (n, head + 2 * pairs), rng)

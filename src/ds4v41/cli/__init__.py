@@ -1,0 +1,67 @@
+"""The command line: `ds4v41 generate | chat | inspect | convert | verify | pull`.
+
+Exit codes: 0 done, 1 it failed (the message is on stderr), 2 the command was given wrongly, 130 interrupted by Ctrl-C.
+Results go to stdout, everything else (progress, statistics, errors) to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from ..errors import Ds4Error, OptionError
+from .parser import UsageError, build_parser
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. `argv` without the program's name; None takes the process's."""
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+        _tolerant_output()
+        command = import_module(f".{args.module}", __name__)  # heavy imports happen here, not for --help
+        code = int(command.run(args))
+        sys.stdout.flush()
+        return code
+    except (UsageError, OptionError) as error:
+        _say(f"ds4v41: {error}\n(`ds4v41 --help` lists the commands, `ds4v41 COMMAND --help` their options)")
+        return USAGE
+    except BrokenPipeError:
+        _leave_broken_pipe()
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Ds4Error as error:
+        _say(f"ds4v41: {error}")
+        return FAILED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _say(f"ds4v41: {where}{error.strerror or error}")
+        return FAILED
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _tolerant_output() -> None:
+    """A character that the terminal's encoding lacks is shown as an escape instead of ending the program."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _leave_broken_pipe() -> None:
+    """Whoever read the output has gone: say nothing, also not when the interpreter flushes at exit."""
+    try:
+        fileno = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return  # not a real file: nothing is flushed at exit
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, fileno)
+    os.close(null)

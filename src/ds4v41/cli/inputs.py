@@ -1,0 +1,68 @@
+"""What commands read: prompts from arguments, files and stdin; the model that the options name."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import OptionError
+from .output import Bar
+
+if TYPE_CHECKING:
+    from ..model import Model
+    from ..session import Session
+
+
+def open_model(args: Namespace) -> Model:
+    """The model of -m and its options, with a bar while --check reads it."""
+    from ..model import Model
+
+    with Bar("checking the weights") as bar:
+        return Model.open(
+            args.model,
+            backend=args.backend,
+            activations=args.activations,
+            threads=args.threads,
+            check=args.check,
+            progress=bar.update,
+        )
+
+
+def open_session(model: Model, args: Namespace) -> Session:
+    """A session of --context tokens."""
+    return model.session(args.context) if args.chunk is None else model.session(args.context, chunk=args.chunk)
+
+
+def read_text(path: str) -> str:
+    """A UTF-8 file. Raises OptionError that says where it is not UTF-8; OSError when it cannot be read."""
+    return decode_utf8(Path(path).expanduser().read_bytes(), path)
+
+
+def read_stdin() -> str:
+    """All of stdin, as UTF-8."""
+    buffer = getattr(sys.stdin, "buffer", None)
+    return sys.stdin.read() if buffer is None else decode_utf8(buffer.read(), "stdin")
+
+
+def decode_utf8(data: bytes, where: str) -> str:
+    """Text of bytes. Raises OptionError that names the first byte that is not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"{where}: expected UTF-8 text, found byte 0x{data[error.start]:02x} at offset {error.start}; "
+            "convert the file to UTF-8"
+        ) from error
+
+
+def check_text(text: str, what: str) -> str:
+    """Text from the command line: refuses bytes that were no UTF-8 (Python hands them over as lone surrogates)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"{what}: expected UTF-8 text, found a byte that is none at character {error.start}"
+        ) from error
+    return text

@@ -1,0 +1,48 @@
+"""`ds4v41 verify`: run manifests again and compare."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from ..manifest import Manifest, find_manifests, read_manifest
+from ..verify import FixtureResult, Verifier, run_manifests
+from .output import Bar, print_json
+from .parser import UsageError
+
+FAILED = 1
+
+
+def run(args: Namespace) -> int:
+    """0 when every fixture gave the recorded bits (or was recorded, with --update)."""
+    if args.update and args.trace:
+        raise UsageError("verify: --trace compares and --update records (the trace too): give one of them")
+    manifests = [read_manifest(path) for path in find_manifests(args.manifests)]
+    with Bar("hashing the checkpoint") as bar:
+
+        def report(manifest: Manifest, result: FixtureResult) -> None:
+            bar.close()
+            if not args.json:
+                _print(manifest, result, args.update)
+
+        with Verifier(backend=args.backend, threads=args.threads, progress=bar.update) as verifier:
+            every = run_manifests(manifests, verifier, update=args.update, trace=args.trace, report=report)
+    ok = all(result.ok for _, results in every for result in results)
+    if args.json:
+        listed = [
+            {"path": str(manifest.path), "fixtures": [result.to_json() for result in results]}
+            for manifest, results in every
+        ]
+        print_json({"ok": ok, "manifests": listed})
+    return 0 if ok else FAILED
+
+
+def _print(manifest: Manifest, result: FixtureResult, update: bool) -> None:
+    words = ("recorded", "unchanged") if update else ("DIFFERS", "ok")
+    word = words[not result.changed if update else result.ok]
+    print(
+        f"{word:<9} {manifest.path.stem}/{result.name}: {result.n_tokens} tokens, {result.n_rows} rows of logits "
+        f"({result.seconds:.1f} s)",
+        flush=True,
+    )
+    for problem in result.problems:
+        print(f"          {problem}", flush=True)
