@@ -96,7 +96,12 @@ void Session::truncate(int64_t position, Poll* poll) {
   const std::vector<int32_t> before = state_.tokens();
   if (state_.truncate(position) == 0) return;
   // An open pair's first row is gone: run its token again (same bits, by E1).
-  run(&before[static_cast<size_t>(position - 1)], 1, Logits::none, nullptr, poll);
+  try {
+    run(&before[static_cast<size_t>(position - 1)], 1, Logits::none, nullptr, poll);
+  } catch (...) {
+    state_.forget_marks_above_here();
+    throw;
+  }
 }
 
 void Session::start(const int32_t* tokens, int64_t n) {

@@ -1,6 +1,7 @@
 #include "kv/state.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
 
@@ -14,6 +15,11 @@ constexpr int64_t kPendingRows = 64;  // unpooled rows kept for short truncation
 
 int64_t ring_rows(const Shape& s, int64_t context, int64_t retain, int64_t chunk) {
   return std::min(context, retain + s.window + chunk);
+}
+
+uint64_t next_id() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
 }
 
 int64_t aligned(int64_t bytes) { return (bytes + 4095) & ~int64_t{4095}; }
@@ -34,7 +40,7 @@ CacheBytes cache_bytes(const Shape& s, int64_t context, int64_t retain, int64_t 
 }
 
 State::State(const Shape& shape, Backend& backend, int64_t context, int64_t retain, int64_t chunk)
-    : shape_(shape), backend_(backend), context_(context), ring_(ring_rows(shape, context, retain, chunk)) {
+    : shape_(shape), backend_(backend), id_(next_id()), context_(context), ring_(ring_rows(shape, context, retain, chunk)) {
   const CacheBytes b = cache_bytes(shape, context, retain, chunk);
   bytes_ = static_cast<size_t>(b.window + b.compressed + b.pending);
   base_ = static_cast<uint8_t*>(backend.alloc(bytes_));
@@ -98,6 +104,7 @@ void State::commit(const int32_t* tokens, int64_t n) { tokens_.insert(tokens_.en
 std::shared_ptr<Mark> State::mark() {
   auto mark = std::make_shared<Mark>();
   mark->position = position();
+  mark->state = id_;
   if (position() % 2 == 1) {
     const size_t width = static_cast<size_t>(2 * shape_.head_dim);
     mark->pending.resize(width * shape_.n_sources());
@@ -138,9 +145,11 @@ int State::truncate(int64_t position) {
 }
 
 int State::truncate(const Mark& mark) {
+  if (mark.state != id_) throw StateError("[truncate] this mark belongs to another session");
   if (!mark.valid || mark.position > position())
     throw StateError("[truncate] the mark at position " + std::to_string(mark.position) +
                      " is no longer valid: the session went back below it");
+  if (mark.position == 0) low_ = high_ = 0;  // an empty session needs no window rows
   if (!mark.window.empty()) {
     const int64_t first = window_first(mark.position);
     const int rb = shape_.window_row_bytes();

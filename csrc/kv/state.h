@@ -17,6 +17,7 @@ namespace ds4 {
 // A position to come back to. It keeps its own copy of the window rows once the rings are about to overwrite them.
 struct Mark {
   int64_t position = 0;
+  uint64_t state = 0;            // the state it belongs to
   bool valid = true;             // false after the state was truncated below it
   std::vector<uint8_t> window;   // [layers][window - 1 rows or fewer], filled only when needed
   std::vector<float> pending;    // [sources][2 head_dim] at odd positions
@@ -50,6 +51,8 @@ class State {
   // gone; they are removed from the state. Throws StateError when the window rows are gone.
   int truncate(int64_t position);
   int truncate(const Mark& mark);
+  // Marks above the present position are void: what follows may differ from what they stood on.
+  void forget_marks_above_here() { forget_marks_above(position()); }
   // Lowest position that truncate(position) can reach.
   int64_t lowest() const;
 
@@ -66,6 +69,7 @@ class State {
 
   const Shape& shape_;
   Backend& backend_;
+  const uint64_t id_;
   int64_t context_, ring_;
   uint8_t* base_ = nullptr;
   size_t bytes_ = 0;

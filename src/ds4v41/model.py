@@ -54,6 +54,7 @@ class Model:
         threads: int | None = None,
         engram: Literal["disk", "ram"] = "disk",
         engram_path: str | os.PathLike[str] | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
         check: bool = False,
         progress: LoadProgress | None = None,
     ) -> Self:
@@ -65,6 +66,7 @@ class Model:
             as the reference does), "fp32" (for finding errors), or "auto": fp8 for an official fp8 checkpoint, else
             bf16.
         threads: worker threads; None takes one for each core that this process may use.
+        tokenizer: a tokenizer.json to use; None takes the one in the folder (or beside it), or in the GGUF file.
         check: read all weights now and refuse NaN and infinity, naming the tensor.
         progress: called with (bytes done, bytes in all) while checking.
 
@@ -84,6 +86,8 @@ class Model:
         callback("progress", progress)
         n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
         checkpoint = open_checkpoint(NANO if path is None else _path(path))
+        if tokenizer is not None:
+            checkpoint.tokenizer, checkpoint.tokenizer_metadata = _path(tokenizer, "tokenizer"), None
         weights, on_disk = weight_bytes(checkpoint)
         if weights > physical_memory():
             raise MemoryPlanError(
@@ -254,9 +258,9 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _path(path: Any) -> Path:
+def _path(path: Any, name: str = "path") -> Path:
     if not isinstance(path, (str, os.PathLike)):
-        raise OptionError(f"path: expected text or a path, found {path!r}")
+        raise OptionError(f"{name}: expected text or a path, found {path!r}")
     return Path(path).expanduser()
 
 

@@ -44,12 +44,12 @@ def test_truncate_everywhere(mode: str) -> None:
             assert session.step([int(oracle.ids[position])]).tobytes() == oracle.rows[position].tobytes(), position
 
 
-@pytest.mark.parametrize("back", [1, 2, 7, 8, 9, 15, 16, 17, 18, 40])
-@pytest.mark.parametrize("at", [15, 16, 17, 64, 65, 199, 200])
+@pytest.mark.parametrize(
+    ("at", "back"),
+    [(at, b) for at in (15, 16, 17, 64, 65, 199, 200) for b in (1, 2, 7, 8, 9, 15, 16, 17, 18, 40) if b <= at],
+)
 def test_truncate_after_the_ring_wrapped(at: int, back: int) -> None:
     """retain=40 and small chunks: the rings (of 40 + 16 + 4 rows) wrap many times."""
-    if back > at:
-        pytest.skip("before the beginning")
     oracle = stepped("bf16", 1, LONGEST)
     with tiny().session(retain=40, chunk=4) as session:
         session.prefill(oracle.ids[:at], logits=None)

@@ -120,9 +120,17 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "tiny/bf16", tmp_path / "m", ignore=shutil.ignore_patterns("runs*", "inter*"))
+    shutil.copytree(GOLDEN / "tiny/bf16", tmp_path / "m", ignore=shutil.ignore_patterns("runs*", "inter*", "tok*"))
     checkpoint = open_checkpoint(tmp_path / "m")
     assert checkpoint.token_map is None
     shutil.copy(NANO / "tokenizer.json", tmp_path / "m")
     with pytest.raises(TokenizerError, match="engram_compressed_vocab_size 387"):
         _ = open_checkpoint(tmp_path / "m").token_map
+
+
+def test_a_tokenizer_beside_the_folder_serves_it(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "tiny/bf16", tmp_path / "m", ignore=shutil.ignore_patterns("runs*", "inter*", "tok*"))
+    shutil.copy(GOLDEN / "tiny/tokenizer.json", tmp_path)
+    checkpoint = open_checkpoint(tmp_path / "m")
+    assert checkpoint.tokenizer == tmp_path / "tokenizer.json"
+    assert checkpoint.token_map == json.loads((GOLDEN / "tiny/token_map.json").read_text())["token_map"]

@@ -68,16 +68,22 @@ def open_folder(path: str | PathLike[str], *, strict: bool = True, parts: Sequen
     generation = _generation(folder / GENERATION, problems)
     if strict:
         raise_problems(str(where), problems, _ADVICE)
-    tokenizer = folder / TOKENIZER
     return Checkpoint(
         path=where,
         dialect="official",
         config=config,
         tensors=tensors,
-        tokenizer=tokenizer if tokenizer.is_file() else None,
+        tokenizer=_find_tokenizer(folder),
         generation=generation,
         problems=problems,
     )
+
+
+def _find_tokenizer(folder: Path) -> Path | None:
+    """The folder's own, or the one beside it that several variants of a model share. Whether it belongs to the model
+    is checked against the configuration when it is used."""
+    places = (folder / TOKENIZER, folder.absolute().parent / TOKENIZER)
+    return next((place for place in places if place.is_file()), None)
 
 
 def _generation(path: Path, problems: list[str]) -> dict[str, Any]:
