@@ -68,8 +68,9 @@ class PyPoll final : public Poll {
 
 class PyTrace final : public Trace {
  public:
-  PyTrace(nb::dict out, nb::dict streams, nb::dict mixes, nb::dict after)
-      : out_(std::move(out)), streams_(std::move(streams)), mixes_(std::move(mixes)), after_(std::move(after)) {}
+  PyTrace(const Shape& shape, nb::dict out, nb::dict streams, nb::dict mixes, nb::dict after)
+      : shape_(shape),
+        out_(std::move(out)), streams_(std::move(streams)), mixes_(std::move(mixes)), after_(std::move(after)) {}
   bool wants(const char*) override { return true; }
   void tap(int layer, const char* name, const float* data, std::initializer_list<int64_t> shape) override {
     put(layer, name, data, shape);
@@ -77,14 +78,14 @@ class PyTrace final : public Trace {
   void tap(int layer, const char* name, const int32_t* data, std::initializer_list<int64_t> shape) override {
     put(layer, name, data, shape);
   }
-  void enter(int layer, float* stream, float* mix, int64_t) override {
+  void enter(int layer, float* stream, float* mix, int64_t n) override {
     nb::gil_scoped_acquire gil;
-    replace(streams_, layer, stream);
-    replace(mixes_, layer, mix);
+    replace("streams", streams_, layer, stream, n * shape_.n_streams * shape_.hidden);
+    replace("mixes", mixes_, layer, mix, n * shape_.n_streams);
   }
-  void after_engram(int layer, float* stream, int64_t) override {
+  void after_engram(int layer, float* stream, int64_t n) override {
     nb::gil_scoped_acquire gil;
-    replace(after_, layer, stream);
+    replace("after_engram", after_, layer, stream, n * shape_.n_streams * shape_.hidden);
   }
 
  private:
@@ -103,12 +104,16 @@ class PyTrace final : public Trace {
     const std::string key = layer < 0 ? name : "L" + std::to_string(layer) + "." + name;
     out_[key.c_str()] = Out<T>(copy, k, dims, owner);
   }
-  static void replace(const nb::dict& from, int layer, float* into) {
+  static void replace(const char* what, const nb::dict& from, int layer, float* into, int64_t n) {
     const nb::int_ key(layer);
     if (!from.contains(key)) return;
-    const auto a = nb::cast<nb::ndarray<const float, nb::c_contig, nb::device::cpu>>(from[key]);
+    nb::ndarray<const float, nb::c_contig, nb::device::cpu> a;
+    if (!nb::try_cast(from[key], a) || static_cast<int64_t>(a.size()) != n)
+      throw OptionError(std::string("[trace] ") + what + " of layer " + std::to_string(layer) + ": expected " +
+                        std::to_string(n) + " contiguous float32 values");
     std::memcpy(into, a.data(), a.size() * sizeof(float));
   }
+  const Shape& shape_;
   nb::dict out_, streams_, mixes_, after_;
 };
 
@@ -139,6 +144,7 @@ class SessionHandle {
   };
 
   Session& session() { return *session_; }
+  const Shape& shape() const { return model_of(model_)->shape; }
 
   std::optional<Out<float>> run(const Tokens& tokens, const std::string& logits, PyTrace* trace, nb::object tick) {
     const Turn turn(*this);
@@ -215,7 +221,7 @@ void bind_session(nb::module_& m) {
           "trace_run",
           [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::dict streams, nb::dict mixes, nb::dict after) {
             nb::dict out;
-            PyTrace trace(out, streams, mixes, after);
+            PyTrace trace(h.shape(), out, streams, mixes, after);
             out["logits"] = h.run(tokens, logits, &trace, nb::none());
             return out;
           },

@@ -13,7 +13,7 @@ from .weights import shape_of
 MAX_CHUNK = 8192
 MIN_CHUNK = 16
 MAX_STEP_ROWS = 8
-_MIN_SCRATCH = 4 << 20
+_MIN_SCRATCH = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)

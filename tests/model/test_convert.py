@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
-from tests.model.convert_values import Bytes, Floats, official_values, rms
 
 from ds4v41 import errors
 from ds4v41.checkpoint import Checkpoint, Tensor, open_checkpoint
@@ -27,6 +26,7 @@ from ds4v41.checkpoint.gguf import open_drafter_gguf, open_gguf
 from ds4v41.checkpoint.safetensors import open_folder
 from ds4v41.checkpoint.spec import TensorSpec
 from ds4v41.errors import CheckpointError
+from tests.model.convert_values import Bytes, Floats, official_values, rms
 
 try:
     import_module("ds4v41._ext")

@@ -14,10 +14,10 @@ from gguf.quants import dequantize
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.model.convert_values import Bytes, Floats, e4m3, e8m0, fp4, official_values, rms
 
 from ds4v41.checkpoint.safetensors import open_folder
 from ds4v41.checkpoint.spec import tensor_table
+from tests.model.convert_values import Bytes, Floats, e4m3, e8m0, fp4, official_values, rms
 
 try:
     native = import_module("ds4v41._ext").convert

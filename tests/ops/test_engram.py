@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from ds4v41 import _ext
+from ds4v41.errors import OptionError, TokenError
 from tests.golden.compare import assert_bf16_close, relative
 from tests.golden.load import runs, token_map, unit
 from tests.ref import engram, formats, linear
@@ -187,11 +188,11 @@ def test_hash_as_the_reference(
 def test_hash_refuses_what_it_cannot_look_up(tmp_path: Path) -> None:
     model = hash_model(tiny_plans(), [0, 1, 2], 2, tmp_path / "table")
     for tokens in ([3], [0, -1], [2**31 - 1]):
-        with pytest.raises(Exception, match="out of range"):
+        with pytest.raises(TokenError, match="out of range"):
             model.engram_rows(0, np.array(tokens, np.int32))
-    with pytest.raises(Exception, match="no table 2"):
+    with pytest.raises(OptionError, match="no table 2"):
         model.engram_rows(2, np.zeros(1, np.int32))
-    with pytest.raises(Exception, match="one byte a token"):
+    with pytest.raises(OptionError, match="one byte a token"):
         model.engram_rows(0, np.zeros(2, np.int32), np.zeros(1, np.uint8))
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from ds4v41.errors import CheckpointError, OptionError
 from tests.golden.load import unit
 from tests.ref import formats
 from tests.ref.formats import F32, U8, f32
@@ -199,7 +200,7 @@ def test_ragged_rows_decode_exactly(cols: int, rows: int, seed: int) -> None:
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
     m = stored_plain(np.ones((3, 8), np.float32))
-    with pytest.raises(Exception, match="do not fit"):
+    with pytest.raises(OptionError, match="do not fit"):
         OPS.decode(ISAS[0], "bf16", 3, 8, m.data[:-1].copy(), None)
-    with pytest.raises(Exception, match="multiple of 32"):
+    with pytest.raises(CheckpointError, match="multiple of 32"):
         OPS.decode(ISAS[0], "q8_0", 1, 33, np.zeros(34, np.uint8), None)

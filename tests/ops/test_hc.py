@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
+from ds4v41.errors import OptionError
 from tests.golden.compare import assert_bf16_close
 from tests.golden.load import unit
 from tests.ref import hc
@@ -130,5 +131,5 @@ def test_first_index_of_the_combination_is_the_source() -> None:
 def test_copies_out_of_range_are_refused(copies: int) -> None:
     rows = (2 + copies) * copies
     z, base = np.zeros((1, rows), np.float32), np.zeros(rows, np.float32)
-    with pytest.raises(Exception, match="shapes"):
+    with pytest.raises(OptionError, match="shapes"):
         OPS.hc_coefficients(ISAS[0], z, np.ones(3, np.float32), base, copies, 20, HC_EPS)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from ds4v41.errors import OptionError
 from tests.ref import formats, select
 from tests.ref.formats import F32, f32
 
@@ -113,5 +114,5 @@ def test_long_rows(k: int) -> None:
 
 
 def test_negative_k_is_refused() -> None:
-    with pytest.raises(Exception, match="must not be negative"):
+    with pytest.raises(OptionError, match="must not be negative"):
         OPS.top_k(ISAS[0], f32([1]), -1)
