@@ -148,7 +148,7 @@ DS4_FN float ds4_e4m3(ds4_u32 code) {
   return DS4_AS_FLOAT(DS4_AS_UINT(v) | sign);
 }
 
-// Nearest e4m3 value of y (ties to even, saturating at 448), kept as float; the sign of zero is kept.
+// Nearest e4m3 value of y (ties to even, saturating at 448), kept as float; the sign of zero is kept, NaN stays NaN.
 DS4_FN float ds4_to_e4m3(float y) {
   ds4_u32 u = DS4_AS_UINT(y);
   ds4_u32 sign = u & 0x80000000u;
@@ -157,7 +157,7 @@ DS4_FN float ds4_to_e4m3(float y) {
   float normal = DS4_AS_FLOAT((m + 0x7ffffu + ((m >> 20) & 1u)) & 0xfff00000u);
   float small = (a + 16384.0f) - 16384.0f;  // 1 ulp at 2^14 is 2^-9, the step below 2^-6
   float r = a < 0.015625f ? small : normal;
-  return DS4_AS_FLOAT(DS4_AS_UINT(r) | sign);
+  return DS4_AS_FLOAT(y != y ? 0x7fc00000u : DS4_AS_UINT(r) | sign);
 }
 
 // Code byte of a float that is an e4m3 value.

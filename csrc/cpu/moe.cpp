@@ -34,8 +34,8 @@ namespace {
 // mid = silu(min(gate, limit)) * clamp(up) * routing weight, rounded, through the quantiser.
 void swiglu(float* gate, const float* up, int n, float limit, float weight, bool routed, bool round, bool quant) {
   for (int f = 0; f < n; ++f) {
-    const float g = ds4_min(gate[f], limit);
-    const float u = ds4_max(ds4_min(up[f], limit), -limit);
+    const float g = gate[f] > limit ? limit : gate[f];  // in this form NaN stays NaN
+    const float u = up[f] > limit ? limit : (up[f] < -limit ? -limit : up[f]);
     float t = ds4_silu(g) * u;
     t = routed ? weight * t : t;
     gate[f] = round ? ds4_bf16(t) : t;

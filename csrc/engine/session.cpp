@@ -83,6 +83,7 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
       if (poll != nullptr) poll->progress(l, model_->shape.n_layers);
       layer(l, static_cast<int>(n), trace);
     }
+    check_finite(n);
     if (n_logits > 0) head(n, n_logits, out, trace);
   } catch (...) {
     guard.restore();
@@ -90,6 +91,16 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
     throw;
   }
   state_.commit(tokens, n);
+}
+
+void Session::check_finite(int64_t n) const {
+  // The last mix is made of a product over the whole stream: one NaN anywhere in a row makes it NaN.
+  const int64_t c = model_->shape.n_streams;
+  for (int64_t i = 0; i < n * c; ++i)
+    if (!(t_.mix[i] - t_.mix[i] == 0.0f))
+      throw NumericsError("[run] the activations of the token at position " + std::to_string(state_.position() + i / c) +
+                          " are not finite numbers; the session is unchanged. Open the model with check=True to find out "
+                          "whether its weights hold NaN or infinity");
 }
 
 void Session::truncate(int64_t position, Poll* poll) {

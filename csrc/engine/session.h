@@ -36,6 +36,7 @@ class Session {
 
  private:
   void check_tokens(const int32_t* tokens, int64_t n) const;
+  void check_finite(int64_t n) const;
   void reserve_scratch(int64_t n, int64_t n_logits);
   void start(const int32_t* tokens, int64_t n);
   void layer(int l, int n, Trace* trace);

@@ -70,7 +70,7 @@ def hash_rows(ids: I64, plan: HashPlan, pad: int, alive: NDArray[np.bool_] | Non
         inside = np.arange(n) >= back
         if alive is not None:
             earlier = np.zeros(n, dtype=bool)
-            earlier[back:] = alive[: n - back]
+            earlier[back:] = alive[: max(n - back, 0)]
             reach = reach & (earlier | ~inside)
         mixed = mixed ^ (np.where(reach & inside, shifted, pad) * plan.multipliers[back])
         columns.extend(mixed % prime for prime in plan.primes[back - 1])
