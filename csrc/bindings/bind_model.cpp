@@ -7,6 +7,7 @@
 #include "bindings/bindings.h"
 #include "cpu/cpu.h"
 #include "engine/builder.h"
+#include "engine/engram_feed.h"
 #include "engine/rope.h"
 #include "engine/scratch.h"
 #include "kv/state.h"
@@ -114,22 +115,8 @@ void bind_builder(nb::module_& m) {
            [](Builder& self, const std::string& name, const Floats1& data) {
              self.builder.vector(name, data.data(), static_cast<int64_t>(data.size()));
            })
-      .def("hash",
-           [](Builder& self, int max_ngram, int n_heads, std::vector<uint32_t> token_map, uint32_t pad,
-              std::vector<std::vector<uint64_t>> multipliers, std::vector<std::vector<uint64_t>> primes,
-              std::vector<std::vector<uint64_t>> offsets) {
-             self.builder.hash(EngramHash{max_ngram, n_heads, std::move(token_map), pad, std::move(multipliers),
-                                          std::move(primes), std::move(offsets)});
-           },
-           nb::arg("max_ngram"), nb::arg("n_heads"), nb::arg("token_map"), nb::arg("pad"), nb::arg("multipliers"),
-           nb::arg("primes"), nb::arg("offsets"))
-      .def("engram_table",
-           [](Builder& self, int64_t n_rows, const std::string& path, int64_t offset, int row_bytes,
-              const std::string& scale_path, int64_t scale_offset, int scale_row_bytes) {
-             self.builder.engram_table(n_rows, {path, offset, row_bytes}, {scale_path, scale_offset, scale_row_bytes});
-           },
-           nb::arg("n_rows"), nb::arg("path"), nb::arg("offset"), nb::arg("row_bytes"), nb::arg("scale_path") = "",
-           nb::arg("scale_offset") = 0, nb::arg("scale_row_bytes") = 0)
+      .def("hash", [](Builder& self, const EngramHash& hash) { self.builder.hash(hash); })
+      .def("engram", [](Builder& self, std::shared_ptr<Engram> engram) { self.builder.engram(std::move(engram)); })
       .def("keep", [](Builder& self, nb::object owner) { self.owners.push_back(std::move(owner)); },
            "Keeps an object (a memory map) alive as long as the model.")
       .def(
@@ -149,22 +136,8 @@ void bind_model(nb::module_& m) {
   nb::class_<ModelHandle>(m, "Model", "Weights and worker threads, shared by sessions.")
       .def_prop_ro("isa", [](const ModelHandle& h) { return std::string(h.model->make_backend()->name()); })
       .def_prop_ro("threads", [](const ModelHandle& h) { return h.model->pool->n_threads(); })
-      .def("engram_rows",
-           [](const ModelHandle& h, int table, const Tokens& tokens, const std::optional<Bytes>& dead) {
-             const auto& hash = h.model->hash;
-             if (table < 0 || static_cast<size_t>(table) >= hash.primes.size())
-               throw OptionError("[engram] there is no table " + std::to_string(table));
-             for (size_t i = 0; i < tokens.size(); ++i)
-               if (tokens.data()[i] < 0 || tokens.data()[i] >= h.model->shape.vocab)
-                 throw TokenError("[engram] token id out of range");
-             if (dead && dead->size() != tokens.size()) throw OptionError("[engram] dead: one byte a token");
-             auto out = make_array<int64_t>({tokens.size(), static_cast<size_t>(hash.columns())});
-             hash.rows(table, tokens.data(), 0, static_cast<int64_t>(tokens.size()), dead ? dead->data() : nullptr,
-                       out.data());
-             return out;
-           },
-           nb::arg("table"), nb::arg("tokens"), nb::arg("dead") = nb::none(),
-           "Row numbers that each position reads: int64 [n, columns].");
+      .def_prop_ro("hash", [](const ModelHandle& h) { return h.model->hash; }, "The n-gram hash: EngramHash.")
+      .def_prop_ro("engram", [](const ModelHandle& h) { return h.model->engram; }, "Engram, or None.");
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
   m.def(
       "memory_plan",
@@ -175,7 +148,8 @@ void bind_model(nb::module_& m) {
         d["window"] = b.window;
         d["compressed"] = b.compressed;
         d["pending"] = b.pending;
-        d["scratch"] = static_cast<int64_t>(lay_out(s, parse_activations(activations), chunk, 1, nullptr, nullptr));
+        d["scratch"] = static_cast<int64_t>(lay_out(s, parse_activations(activations), chunk, 1, nullptr, nullptr)) +
+                       feed_bytes(s, chunk);
         return d;
       },
       nb::arg("shape"), nb::arg("activations"), nb::arg("context"), nb::arg("retain"), nb::arg("chunk"),

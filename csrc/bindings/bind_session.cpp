@@ -128,7 +128,7 @@ Logits parse_logits(const std::string& name) {
 class SessionHandle {
  public:
   SessionHandle(nb::object model, int64_t context, int64_t retain, int64_t chunk) : model_(std::move(model)) {
-    session_ = std::make_unique<Session>(model_of(model_), context, retain, chunk);
+    session_.reset(new Session(model_of(model_), context, retain, chunk));
   }
 
   class Turn {
@@ -187,7 +187,7 @@ class SessionHandle {
   }
 
   nb::object model_;  // keeps the weights mapped
-  std::unique_ptr<Session> session_;
+  std::unique_ptr<Session, LeakInFork<Session>> session_;
   std::mutex mutex_;
   std::atomic<bool> cancel_{false};
 };
@@ -227,6 +227,20 @@ void bind_session(nb::module_& m) {
           },
           nb::arg("tokens"), nb::arg("logits") = "all", nb::arg("streams") = nb::dict(), nb::arg("mixes") = nb::dict(),
           nb::arg("after_engram") = nb::dict(), "A run that also returns every intermediate; layer inputs may be given.")
+      .def("expect", [](SessionHandle& h, const Tokens& tokens) {
+             const SessionHandle::Turn turn(h);
+             h.session().expect(tokens.data(), static_cast<int64_t>(tokens.size()));
+           }, nb::arg("tokens"),
+           "What the run after the next one will probably append: its Engram rows are read early. Only a hint.")
+      .def("engram_counters", with([](Session& s) {
+             const FeedCounters& c = s.engram_counters();
+             nb::dict d;
+             d["wait_seconds"] = c.wait_seconds;
+             d["runs"] = c.runs;
+             d["expected"] = c.expected;
+             return d;
+           }),
+           "wait_seconds that layers waited for rows; runs; requests that an expectation had begun early.")
       .def("mark", with([](Session& s) { return s.state().mark(); }))
       .def("truncate", &SessionHandle::truncate, nb::arg("position"))
       .def("truncate_to_mark",

@@ -29,6 +29,7 @@ Out<T> make_array(std::initializer_list<size_t> shape) {
 }
 
 void bind_errors(nb::module_& m);
+void bind_engram(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_ops(nb::module_& m);

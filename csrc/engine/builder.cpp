@@ -189,8 +189,8 @@ void ModelBuilder::vector(const std::string& name, const float* data, int64_t n)
 }
 
 void ModelBuilder::hash(EngramHash hash) {
-  if (static_cast<int64_t>(hash.token_map.size()) < model_->shape.vocab)
-    throw CheckpointError("[engram] the token map has " + std::to_string(hash.token_map.size()) + " entries, expected " +
+  if (hash.vocab() < model_->shape.vocab)
+    throw CheckpointError("[engram] the token map has " + std::to_string(hash.vocab()) + " entries, expected " +
                           std::to_string(model_->shape.vocab));
   if (hash.columns() != model_->shape.engram_columns)
     throw CheckpointError("[engram] the hash has " + std::to_string(hash.columns()) + " columns, expected " +
@@ -198,13 +198,13 @@ void ModelBuilder::hash(EngramHash hash) {
   model_->hash = std::move(hash);
 }
 
-void ModelBuilder::engram_table(int64_t n_rows, RowFile codes, RowFile scales) {
+void ModelBuilder::engram(std::shared_ptr<Engram> engram) {
   const int want = model_->shape.engram_row_bytes();
-  if (codes.row_bytes + scales.row_bytes != want)
-    throw CheckpointError("[engram] rows of " + codes.path + ": expected " + std::to_string(want) + " bytes, got " +
-                          std::to_string(codes.row_bytes + scales.row_bytes));
-  model_->tables.push_back(
-      std::make_unique<EngramTable>(n_rows, model_->shape.engram_dim, std::move(codes), std::move(scales)));
+  for (int i = 0; i < engram->n_tables(); ++i)
+    if (engram->table(i).row_bytes() != want)
+      throw CheckpointError("[engram] rows of " + engram->table(i).path() + ": expected " + std::to_string(want) +
+                            " bytes, got " + std::to_string(engram->table(i).row_bytes()));
+  model_->engram = std::move(engram);
 }
 
 std::shared_ptr<const Model> ModelBuilder::build(const std::string& isa, int threads) {
@@ -220,9 +220,10 @@ std::shared_ptr<const Model> ModelBuilder::build(const std::string& isa, int thr
   if (n > 0) throw CheckpointError("[weights] " + std::to_string(n) + " tensors are missing:" + missing);
   int engrams = 0;
   for (int i : model_->shape.engram_index) engrams = i + 1 > engrams ? i + 1 : engrams;
-  if (static_cast<int>(model_->tables.size()) != engrams || static_cast<int>(model_->hash.primes.size()) != engrams)
+  const int tables = model_->engram ? model_->engram->n_tables() : 0;
+  if (tables != engrams || model_->hash.n_tables() != engrams)
     throw CheckpointError("[engram] expected " + std::to_string(engrams) + " tables with their hashes, got " +
-                          std::to_string(model_->tables.size()) + " and " + std::to_string(model_->hash.primes.size()));
+                          std::to_string(tables) + " and " + std::to_string(model_->hash.n_tables()));
   model_->isa = isa;
   model_->pool.reset(new ThreadPool(threads));
   model_->frequencies = rope_frequencies(model_->shape, false);

@@ -24,7 +24,7 @@ class ModelBuilder {
               int64_t n_bytes, const uint8_t* scale, int64_t n_scale_bytes);
   void vector(const std::string& name, const float* data, int64_t n);
   void hash(EngramHash hash);
-  void engram_table(int64_t n_rows, RowFile codes, RowFile scales);
+  void engram(std::shared_ptr<Engram> engram);
 
   // Throws CheckpointError naming every slot that is still empty.
   std::shared_ptr<const Model> build(const std::string& isa, int threads);

@@ -7,8 +7,8 @@
 
 #include "base/threads.h"
 #include "engine/backend.h"
+#include "engram/engram.h"
 #include "engram/hash.h"
-#include "engram/table.h"
 
 namespace ds4 {
 
@@ -17,7 +17,7 @@ struct Model {
   Weights weights;
   Activations activations = Activations::bf16;
   EngramHash hash;
-  std::vector<std::unique_ptr<EngramTable>> tables;
+  std::shared_ptr<Engram> engram;  // null: the model has none
   std::vector<std::vector<float>> vectors;  // owns the expanded norms, biases, sinks
   std::string isa = "auto";
   std::unique_ptr<ThreadPool, ThreadPool::Deleter> pool;

@@ -50,7 +50,6 @@ size_t lay_out(const Shape& s, Activations activations, int64_t n, int64_t n_log
   t.experts = a.take<int32_t>(n * s.top_k);
   t.expert_weights = a.take<float>(n * s.top_k);
   t.mid = a.take<float>(n * (s.top_k + 1) * s.expert_dim);
-  t.engram_rows = a.take<uint8_t>(n * s.engram_columns * s.engram_row_bytes());
   t.head_x = a.take<float>(n_logits * d);
   t.logits = a.take<float>(n_logits * s.vocab);
   if (out != nullptr) *out = t;

@@ -20,7 +20,6 @@ struct Scratch {
   float* route_scores;
   int32_t* experts;
   float *expert_weights, *mid;
-  uint8_t* engram_rows;
   float *head_x, *logits;
 };
 

@@ -13,7 +13,8 @@ Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t re
     : model_(std::move(model)),
       backend_(model_->make_backend()),
       state_(model_->shape, *backend_, context, retain, chunk),
-      chunk_(chunk) {}
+      chunk_(chunk),
+      feed_(*model_, *backend_) {}
 
 Session::~Session() { backend_->free(scratch_base_, scratch_bytes_); }
 
@@ -70,6 +71,9 @@ class PendingGuard {
 }  // namespace
 
 void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
+  if (model_->home.forked())
+    throw StateError("[run] this process was forked from the one that opened the model, whose threads are not here; "
+                     "open the model again in this process (or start processes with 'spawn')");
   check_tokens(tokens, n);
   FlushSubnormals flush;
   const int64_t n_logits = logits == Logits::all ? n : (logits == Logits::last ? 1 : 0);
@@ -81,11 +85,12 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
     start(tokens, n);
     for (int l = 0; l < model_->shape.n_layers; ++l) {
       if (poll != nullptr) poll->progress(l, model_->shape.n_layers);
-      layer(l, static_cast<int>(n), trace);
+      layer(l, static_cast<int>(n), poll, trace);
     }
     check_finite(n);
     if (n_logits > 0) head(n, n_logits, out, trace);
   } catch (...) {
+    feed_.abandon();
     guard.restore();
     state_.keep_pending();
     throw;
@@ -103,6 +108,14 @@ void Session::check_finite(int64_t n) const {
                           "whether its weights hold NaN or infinity");
 }
 
+void Session::expect(const int32_t* tokens, int64_t n) {
+  expected_.clear();
+  if (n < 1 || n > chunk_) return;
+  for (int64_t i = 0; i < n; ++i)
+    if (tokens[i] < 0 || tokens[i] >= model_->shape.vocab) return;  // the run itself will say so
+  expected_.assign(tokens, tokens + n);
+}
+
 void Session::truncate(int64_t position, Poll* poll) {
   const std::vector<int32_t> before = state_.tokens();
   if (state_.truncate(position) == 0) return;
@@ -117,9 +130,13 @@ void Session::truncate(int64_t position, Poll* poll) {
 
 void Session::start(const int32_t* tokens, int64_t n) {
   std::memcpy(t_.tokens, tokens, static_cast<size_t>(n) * sizeof(int32_t));
-  const int64_t history = std::min<int64_t>(state_.position(), model_->hash.max_ngram - 1);
+  const int64_t history = std::min<int64_t>(state_.position(), model_->hash.max_ngram() - 1);
   line_.assign(state_.tokens().end() - history, state_.tokens().end());
   line_.insert(line_.end(), tokens, tokens + n);
+  line_.insert(line_.end(), expected_.begin(), expected_.end());
+  // First of all: the disk has until the layers ask.
+  feed_.begin(line_.data(), history, n, static_cast<int64_t>(expected_.size()));
+  expected_.clear();
   // One row before the run as well: a pair that this run closes is rotated at its first token.
   const int64_t first = std::max<int64_t>(0, state_.position() - 1);
   const int rows = static_cast<int>(n + (state_.position() > 0 ? 1 : 0));
@@ -128,24 +145,18 @@ void Session::start(const int32_t* tokens, int64_t n) {
   backend_->embed({static_cast<int>(n), t_.tokens, &model_->weights.embed, t_.stream, t_.mix});
 }
 
-void Session::engram(int l, int n) {
-  const Shape& s = model_->shape;
-  const int table = s.engram_index[l];
-  const int columns = model_->hash.columns();
-  engram_ids_.resize(static_cast<size_t>(n) * columns);
-  model_->hash.rows(table, line_.data(), static_cast<int64_t>(line_.size()) - n, n, nullptr, engram_ids_.data());
-  for (size_t i = 0; i < engram_ids_.size(); ++i)
-    model_->tables[table]->read(engram_ids_[i], t_.engram_rows + i * s.engram_row_bytes());
-  backend_->engram({n, t_.engram_rows, &model_->weights.layers[l].engram, t_.stream});
+void Session::engram(int l, int n, Poll* poll) {
+  const uint8_t* rows = feed_.wait(model_->shape.engram_index[l], poll);
+  backend_->engram({n, rows, &model_->weights.layers[l].engram, t_.stream});
 }
 
-void Session::layer(int l, int n, Trace* trace) {
+void Session::layer(int l, int n, Poll* poll, Trace* trace) {
   const Shape& s = model_->shape;
   const LayerWeights& w = model_->weights.layers[l];
   const int64_t c = s.n_streams, d = s.hidden;
   if (trace != nullptr) trace->enter(l, t_.stream, t_.mix, n);
   if (s.engram_index[l] >= 0) {
-    engram(l, n);
+    engram(l, n, poll);
     if (trace != nullptr) trace->tap(l, "engram_out", t_.stream, {n, c, d});
   }
   if (trace != nullptr) trace->after_engram(l, t_.stream, n);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/engram_feed.h"
 #include "engine/model.h"
 #include "engine/scratch.h"
 #include "engine/trace.h"
@@ -29,19 +30,24 @@ class Session {
   // before the call.
   void run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace = nullptr);
 
+  // What the run after the next one will probably append (at most a chunk): its Engram rows are read while the next
+  // run computes. Only a hint; a run that comes otherwise reads its own.
+  void expect(const int32_t* tokens, int64_t n);
+
   void truncate(int64_t position, Poll* poll);
   void truncate(const Mark& mark) { state_.truncate(mark); }
 
-  size_t scratch_bytes() const { return scratch_bytes_; }
+  size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
+  const FeedCounters& engram_counters() const { return feed_.counters(); }
 
  private:
   void check_tokens(const int32_t* tokens, int64_t n) const;
   void check_finite(int64_t n) const;
   void reserve_scratch(int64_t n, int64_t n_logits);
   void start(const int32_t* tokens, int64_t n);
-  void layer(int l, int n, Trace* trace);
+  void layer(int l, int n, Poll* poll, Trace* trace);
   void attention(int l, int n, Trace* trace);
-  void engram(int l, int n);
+  void engram(int l, int n, Poll* poll);
   void select(int l, int n, Trace* trace);
   void head(int64_t n, int64_t n_logits, float* out, Trace* trace);
 
@@ -52,8 +58,9 @@ class Session {
   uint8_t* scratch_base_ = nullptr;
   size_t scratch_bytes_ = 0;
   Scratch t_{};
-  std::vector<int32_t> line_;        // tokens of the state and of this run, for the n-gram hash
-  std::vector<int64_t> engram_ids_;  // [n][columns]
+  EngramFeed feed_;
+  std::vector<int32_t> line_;      // the last tokens of the state, those of this run, those expected after it
+  std::vector<int32_t> expected_;  // after the next run
 };
 
 }  // namespace ds4

@@ -1,0 +1,55 @@
+// The Engram rows of one session: asked for when the tokens of a run are known, there when a layer wants them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/backend.h"
+#include "engine/model.h"
+
+namespace ds4 {
+
+struct FeedCounters {
+  double wait_seconds = 0;  // that layers waited for rows: what the disk cost
+  int64_t runs = 0;
+  int64_t expected = 0;  // requests that were right and had begun during the run before
+};
+
+class EngramFeed {
+ public:
+  EngramFeed(const Model& model, Backend& backend) : model_(model), backend_(backend) {}
+  ~EngramFeed();
+  EngramFeed(const EngramFeed&) = delete;
+  EngramFeed& operator=(const EngramFeed&) = delete;
+
+  // line: `history` tokens before the run, the n of the run, n_ahead that are expected after it. Asks for the rows of
+  // all tables, those of the run first.
+  void begin(const int32_t* line, int64_t history, int64_t n, int64_t n_ahead);
+  // The run's rows of a table, [n][columns][row bytes], valid until the next begin(). Throws EngramError, Cancelled.
+  const uint8_t* wait(int table, Poll* poll);
+  // Nothing that was asked for is wanted any more.
+  void abandon();
+
+  size_t bytes() const;
+  const FeedCounters& counters() const { return counters_; }
+
+ private:
+  struct Slot {
+    uint8_t* data = nullptr;
+    size_t bytes = 0;
+    Engram::Ticket ticket;
+  };
+  void ask(int table, std::vector<int64_t> rows, Slot& slot, Urgency urgency);
+  void release(Slot& slot);
+  void reserve(Slot& slot, size_t bytes);
+
+  const Model& model_;
+  Backend& backend_;
+  std::vector<Slot> now_, next_;  // [tables] of this run, and of the one that is expected
+  FeedCounters counters_;
+};
+
+// Bytes for runs of n tokens that follow each other.
+int64_t feed_bytes(const Shape& shape, int64_t n);
+
+}  // namespace ds4

@@ -1,0 +1,193 @@
+#include "engram/engram.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+
+namespace ds4 {
+
+namespace {
+
+constexpr size_t kFew = 512;               // rows that the caller looks up itself
+constexpr int64_t kGapBytes = 4096;        // a read may bring this much that nobody wants, rather than be two
+constexpr int64_t kSpanBytes = 128 << 10;  // most bytes of one read
+constexpr int64_t kGrain = 16;             // reads that a thread takes at a time from a large request
+
+uint64_t key_of(int table, int64_t row) {
+  return (static_cast<uint64_t>(table) + 1) << 48 | static_cast<uint64_t>(row);
+}
+
+}  // namespace
+
+Engram::Engram(std::vector<TableFiles> tables, const EngramOptions& options, std::unique_ptr<FileReader> reader)
+    : options_(options),
+      reader_(std::move(reader)),
+      cache_(options.ram || tables.empty() ? 0 : options.cache_bytes, tables.empty() ? 1 : tables[0].dim + tables[0].dim / 32),
+      pool_(options.threads) {
+  if (options.threads < 1) throw OptionError("[engram] expected at least one reading thread");
+  if (options.cache_bytes < 0) throw OptionError("[engram] expected a cache of 0 bytes or more");
+  for (TableFiles& t : tables) {
+    if (t.dim != tables[0].dim) throw CheckpointError("[engram] expected tables whose rows have the same size");
+    if (t.n_rows < 1 || t.n_rows >= int64_t{1} << 48)
+      throw CheckpointError("[engram] a table of " + std::to_string(t.n_rows) + " rows");
+    if (t.dim < 32 || t.dim % 32 != 0 || t.codes.row_bytes + t.scales.row_bytes != t.dim + t.dim / 32)
+      throw CheckpointError("[engram] rows of " + t.codes.path + ": expected " + std::to_string(t.dim + t.dim / 32) +
+                            " bytes, got " + std::to_string(t.codes.row_bytes + t.scales.row_bytes));
+  }
+  for (TableFiles& t : tables) tables_.push_back(std::make_unique<EngramTable>(std::move(t), options.direct));
+}
+
+void Engram::refuse_fork() const {
+  if (home_.forked())
+    throw EngramError("[engram] this process was forked from the one that opened the model, whose reading threads are "
+                      "not here; open the model again in this process (or start processes with 'spawn')");
+}
+
+void Engram::load(Poll* poll) {
+  if (!options_.ram) return;
+  for (auto& table : tables_) {
+    table->reserve();
+    const int n = static_cast<int>(table->n_parts());
+    // A request without rows, only to wait for the parts and to hear of errors.
+    const auto parts = std::make_shared<Request>(0, std::vector<int64_t>(), 0, nullptr, Urgency::chunk);
+    const auto left = std::make_shared<std::atomic<int>>(n);
+    pool_.submit(parts.get(), Urgency::chunk, n, 1, [this, &table, parts, left](int64_t i, ReadBuffer& buffer) {
+      if (parts->stopped()) return;
+      try {
+        table->load_part(*reader_, buffer, i);
+        if (left->fetch_sub(1) == 1) parts->finish();
+      } catch (...) {
+        parts->fail(std::current_exception());
+      }
+    });
+    try {
+      parts->wait(poll);
+    } catch (...) {
+      parts->abandon();
+      pool_.drop(parts.get());
+      throw;
+    }
+    table->loaded();
+  }
+}
+
+Engram::Ticket Engram::request(int table, std::vector<int64_t> rows, uint8_t* out, Urgency urgency) {
+  refuse_fork();
+  if (table < 0 || table >= n_tables()) throw OptionError("[engram] there is no table " + std::to_string(table));
+  const size_t n = rows.size();
+  rows_.fetch_add(static_cast<int64_t>(n), std::memory_order_relaxed);
+  auto ticket = std::make_shared<Request>(table, std::move(rows), this->table(table).row_bytes(), out, urgency);
+  if (n <= kFew) {
+    prepare(ticket, false);
+  } else {
+    pool_.submit(ticket.get(), urgency, 1, 1, [this, ticket](int64_t, ReadBuffer&) { prepare(ticket, true); });
+  }
+  return ticket;
+}
+
+// Rows that the cache or memory has are delivered here; the others become reads.
+void Engram::prepare(const Ticket& ticket, bool inside_pool) {
+  try {
+    ticket->sort();
+    const auto& wanted = ticket->wanted();
+    unique_.fetch_add(static_cast<int64_t>(wanted.size()), std::memory_order_relaxed);
+    const EngramTable& table = *tables_[static_cast<size_t>(ticket->table())];
+    if (!wanted.empty()) {
+      table.check_row(wanted.front().row);
+      table.check_row(wanted.back().row);
+    }
+    std::vector<int32_t> missing;
+    look_up(ticket, missing);
+    // In memory every copy is its own; from disk, neighbours come together.
+    const int64_t size = table.row_bytes();
+    if (table.in_memory())
+      ticket->join(missing, 0, 1);
+    else
+      ticket->join(missing, std::max<int64_t>(1, kGapBytes / size), std::max<int64_t>(1, kSpanBytes / size));
+    const int64_t n = static_cast<int64_t>(ticket->spans().size());
+    if (n == 0) return ticket->finish();
+    const auto part = [this, ticket](int64_t i, ReadBuffer& buffer) {
+      read_span(*ticket, ticket->spans()[static_cast<size_t>(i)], buffer);
+    };
+    if (table.in_memory() && !inside_pool) {
+      thread_local ReadBuffer buffer;
+      for (int64_t i = 0; i < n; ++i) part(i, buffer);
+      return;
+    }
+    pool_.submit(ticket.get(), ticket->urgency, n, n > 4 * kGrain * options_.threads ? kGrain : 1, part);
+  } catch (...) {
+    ticket->fail(std::current_exception());
+  }
+}
+
+void Engram::look_up(const Ticket& ticket, std::vector<int32_t>& missing) {
+  const auto& wanted = ticket->wanted();
+  std::vector<uint8_t> row(static_cast<size_t>(table(ticket->table()).row_bytes()));
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (cache_.get(key_of(ticket->table(), wanted[i].row), row.data()))
+      ticket->deliver(wanted[i], row.data());
+    else
+      missing.push_back(static_cast<int32_t>(i));
+  }
+  hits_.fetch_add(static_cast<int64_t>(wanted.size() - missing.size()), std::memory_order_relaxed);
+}
+
+void Engram::read_span(Request& request, const Span& span, ReadBuffer& buffer) {
+  if (request.stopped()) return;
+  try {
+    const EngramTable& table = *tables_[static_cast<size_t>(request.table())];
+    const auto& wanted = request.wanted();
+    const int64_t size = table.row_bytes(), first = wanted[static_cast<size_t>(span.first)].row;
+    const int n = static_cast<int>(wanted[static_cast<size_t>(span.last - 1)].row - first + 1);
+    thread_local ReadBuffer rows;
+    uint8_t* bytes = rows.need(static_cast<size_t>(n * size));
+    const auto begin = std::chrono::steady_clock::now();
+    const int64_t from_disk = table.read(*reader_, buffer, first, n, bytes);
+    if (from_disk > 0) count_read(from_disk, (std::chrono::steady_clock::now() - begin).count());
+    for (int32_t i = span.first; i < span.last; ++i) {
+      const Wanted& w = wanted[static_cast<size_t>(i)];
+      const uint8_t* row = bytes + (w.row - first) * size;
+      table.check_values(w.row, row);
+      cache_.put(key_of(request.table(), w.row), row);
+      request.deliver(w, row);
+    }
+    request.span_done();
+  } catch (const Error&) {
+    request.fail(std::current_exception());
+  } catch (const std::exception& e) {
+    request.fail(std::make_exception_ptr(
+        EngramError("[engram] a reading thread failed on " + table(request.table()).path() + ": " + e.what())));
+  }
+}
+
+void Engram::count_read(int64_t bytes, int64_t nanoseconds) {
+  reads_.fetch_add(1, std::memory_order_relaxed);
+  bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  read_ns_.fetch_add(nanoseconds, std::memory_order_relaxed);
+  const double us = std::max(1.0, static_cast<double>(nanoseconds) * 1e-3);
+  const int bucket = std::min(95, static_cast<int>(4.0 * std::log2(us)) + 1);
+  latency_[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
+}
+
+void Engram::promote(const Ticket& ticket, Urgency urgency) {
+  ticket->urgency = urgency;
+  if (!ticket->done()) pool_.promote(ticket.get(), urgency);
+}
+
+void Engram::abandon(const Ticket& ticket) {
+  ticket->abandon();
+  pool_.drop(ticket.get());
+}
+
+EngramCounters Engram::counters() const {
+  EngramCounters c{rows_.load(), unique_.load(), hits_.load(), reads_.load(), bytes_.load(),
+                   static_cast<double>(read_ns_.load()) * 1e-9, {}};
+  for (size_t i = 0; i < c.latency.size(); ++i) c.latency[i] = latency_[i].load();
+  return c;
+}
+
+}  // namespace ds4

@@ -1,0 +1,75 @@
+// Rows that somebody waits for: from row numbers to bytes in the caller's memory.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include "base/threads.h"
+#include "engram/pool.h"
+
+namespace ds4 {
+
+// Each wanted row once, sorted, with every place it goes to; filled by prepare().
+struct Wanted {
+  int64_t row;
+  int32_t first, n;  // places[first .. first + n - 1]
+};
+
+// Neighbouring rows that one read brings: wanted[first .. last - 1].
+struct Span {
+  int32_t first, last;
+};
+
+class Request {
+ public:
+  Request(int table, std::vector<int64_t> rows, int row_bytes, uint8_t* out, Urgency urgency)
+      : urgency(urgency), table_(table), row_bytes_(row_bytes), rows_(std::move(rows)), out_(out) {}
+
+  std::atomic<Urgency> urgency;
+
+  int table() const { return table_; }
+  const std::vector<int64_t>& rows() const { return rows_; }
+  const std::vector<Wanted>& wanted() const { return wanted_; }
+  const std::vector<Span>& spans() const { return spans_; }
+
+  // Sorts and removes duplicates.
+  void sort();
+  // Joins what is still missing (indices into wanted(), ascending) into spans: rows at most `gap` apart, at most
+  // `most` rows from first to last.
+  void join(const std::vector<int32_t>& missing, int64_t gap, int64_t most);
+
+  // Copies a row to its places, unless the request was abandoned.
+  void deliver(const Wanted& wanted, const uint8_t* row);
+  void span_done();
+  void finish();
+  void fail(std::exception_ptr error);
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  bool stopped() const { return stopped_.load(); }
+
+  // Returns the seconds waited; throws what went wrong, or Cancelled when the poll says so.
+  double wait(Poll* poll);
+  // From now on nothing is written to `out`. Does not wait for reads, only for copies.
+  void abandon();
+
+ private:
+  const int table_, row_bytes_;
+  const std::vector<int64_t> rows_;
+  uint8_t* const out_;
+  std::vector<Wanted> wanted_;
+  std::vector<int32_t> places_;
+  std::vector<Span> spans_;
+  std::atomic<int64_t> left_{0};     // spans
+  std::atomic<bool> stopped_{false};  // abandoned or failed
+  std::atomic<int> writers_{0};
+  std::atomic<bool> done_{false};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::exception_ptr error_;
+};
+
+}  // namespace ds4
