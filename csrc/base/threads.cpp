@@ -88,11 +88,22 @@ void ThreadPool::work(int worker) {
   }
 }
 
+// In a forked child: no workers, and locks that a thread of the parent may have held at the fork are held for ever.
+bool ThreadPool::run_alone(int64_t n, Body body, void* context, Poll* poll) {
+  FlushSubnormals flush;
+  for (int64_t i = 0; i < n; ++i) {
+    if (poll != nullptr && poll->stop()) return false;
+    body(context, i, 0);
+  }
+  return true;
+}
+
 bool ThreadPool::run(int64_t n, Body body, void* context, Poll* poll) {
+  if (getpid() != owner_) return run_alone(n, body, context, poll);
   std::lock_guard<std::mutex> turn(turn_);
   if (poll != nullptr && poll->stop()) return false;
   if (n <= 0) return true;
-  const bool alone = n == 1 || workers_.empty() || getpid() != owner_;
+  const bool alone = n == 1 || workers_.empty();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     n_ = n;

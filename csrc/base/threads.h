@@ -56,6 +56,7 @@ class ThreadPool {
  private:
   void work(int worker);
   void take(int worker, Poll* poll);
+  static bool run_alone(int64_t n, Body body, void* context, Poll* poll);
 
   std::vector<std::thread> workers_;
   std::mutex turn_;   // one loop at a time

@@ -56,7 +56,7 @@ void EngramFeed::begin(const int32_t* line, int64_t history, int64_t n, int64_t 
     Slot &now = now_[static_cast<size_t>(t)], &next = next_[static_cast<size_t>(t)];
     std::vector<int64_t> rows(static_cast<size_t>(n) * columns);
     model_.hash.rows(t, line, history, n, nullptr, rows.data());
-    if (next.ticket != nullptr && next.ticket->rows() == rows) {
+    if (next.ticket != nullptr && !next.ticket->forked() && next.ticket->rows() == rows) {
       std::swap(now, next);
       model_.engram->promote(now.ticket, urgency);
       ++counters_.expected;

@@ -71,9 +71,6 @@ class PendingGuard {
 }  // namespace
 
 void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
-  if (model_->home.forked())
-    throw StateError("[run] this process was forked from the one that opened the model, whose threads are not here; "
-                     "open the model again in this process (or start processes with 'spawn')");
   check_tokens(tokens, n);
   FlushSubnormals flush;
   const int64_t n_logits = logits == Logits::all ? n : (logits == Logits::last ? 1 : 0);

@@ -41,12 +41,6 @@ Engram::Engram(std::vector<TableFiles> tables, const EngramOptions& options, std
   for (TableFiles& t : tables) tables_.push_back(std::make_unique<EngramTable>(std::move(t), options.direct));
 }
 
-void Engram::refuse_fork() const {
-  if (home_.forked())
-    throw EngramError("[engram] this process was forked from the one that opened the model, whose reading threads are "
-                      "not here; open the model again in this process (or start processes with 'spawn')");
-}
-
 void Engram::load(Poll* poll) {
   if (!options_.ram) return;
   for (auto& table : tables_) {
@@ -76,15 +70,34 @@ void Engram::load(Poll* poll) {
 }
 
 Engram::Ticket Engram::request(int table, std::vector<int64_t> rows, uint8_t* out, Urgency urgency) {
-  refuse_fork();
   if (table < 0 || table >= n_tables()) throw OptionError("[engram] there is no table " + std::to_string(table));
   const size_t n = rows.size();
   rows_.fetch_add(static_cast<int64_t>(n), std::memory_order_relaxed);
-  auto ticket = std::make_shared<Request>(table, std::move(rows), this->table(table).row_bytes(), out, urgency);
+  const Ticket ticket(new Request(table, std::move(rows), this->table(table).row_bytes(), out, urgency),
+                      LeakInFork<Request>());
+  if (home_.forked()) return read_alone(ticket);
   if (n <= kFew) {
     prepare(ticket, false);
   } else {
     pool_.submit(ticket.get(), urgency, 1, 1, [this, ticket](int64_t, ReadBuffer&) { prepare(ticket, true); });
+  }
+  return ticket;
+}
+
+Engram::Ticket Engram::read_alone(const Ticket& ticket) {
+  const EngramTable& table = *tables_[static_cast<size_t>(ticket->table())];
+  ReadBuffer buffer;
+  std::vector<uint8_t> row(static_cast<size_t>(table.row_bytes()));
+  try {
+    ticket->sort();
+    for (const Wanted& w : ticket->wanted()) {
+      table.read(*reader_, buffer, w.row, 1, row.data());
+      table.check_values(w.row, row.data());
+      ticket->deliver(w, row.data());
+    }
+    ticket->finish();
+  } catch (...) {
+    ticket->fail(std::current_exception());
   }
   return ticket;
 }
@@ -179,6 +192,7 @@ void Engram::promote(const Ticket& ticket, Urgency urgency) {
 }
 
 void Engram::abandon(const Ticket& ticket) {
+  if (ticket->forked()) return;  // nobody writes, and a copy that was under way at the fork never ends
   ticket->abandon();
   pool_.drop(ticket.get());
 }

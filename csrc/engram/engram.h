@@ -55,6 +55,7 @@ class Engram {
 
   // Starts to bring rows[i] of a table to out + i * row bytes. The memory must stay until the request is done or
   // abandoned. Few rows are looked up in the cache at once, so that a step whose rows are all there never waits.
+  // In a forked child there are no threads, and the cache's locks are not to be trusted: rows are read here and now.
   Ticket request(int table, std::vector<int64_t> rows, uint8_t* out, Urgency urgency);
   void promote(const Ticket& ticket, Urgency urgency);  // somebody needs it sooner than was said
   void abandon(const Ticket& ticket);                   // after it, the request's memory may go
@@ -66,7 +67,7 @@ class Engram {
   void look_up(const Ticket& ticket, std::vector<int32_t>& missing);
   void read_span(Request& request, const Span& span, ReadBuffer& buffer);
   void count_read(int64_t bytes, int64_t nanoseconds);
-  void refuse_fork() const;
+  Ticket read_alone(const Ticket& ticket);
 
   const HomeProcess home_;
   const EngramOptions options_;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/process.h"
 #include "base/threads.h"
 #include "engram/pool.h"
 
@@ -30,6 +31,9 @@ class Request {
       : urgency(urgency), table_(table), row_bytes_(row_bytes), rows_(std::move(rows)), out_(out) {}
 
   std::atomic<Urgency> urgency;
+
+  // Made by the parent of this process: nobody works on it here.
+  bool forked() const { return home_.forked(); }
 
   int table() const { return table_; }
   const std::vector<int64_t>& rows() const { return rows_; }
@@ -57,6 +61,7 @@ class Request {
   void abandon();
 
  private:
+  const HomeProcess home_;
   const int table_, row_bytes_;
   const std::vector<int64_t> rows_;
   uint8_t* const out_;

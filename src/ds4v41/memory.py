@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from . import _ext
 from .checkpoint import Checkpoint, ModelConfig
-from .errors import MemoryPlanError
+from .errors import MemoryPlanError, OptionError
 from .weights import shape_of
 
 MAX_CHUNK = 8192
@@ -24,17 +26,20 @@ class MemoryPlan:
     caches: int
     scratch: int
     engram_on_disk: int
+    engram_memory: int
+    """Budget of the hot-row cache, or the tables themselves with engram="ram"."""
     available: int
 
     @property
     def total(self) -> int:
-        """Everything that will be resident: weights, full caches, working memory of one chunk."""
-        return self.weights + self.caches + self.scratch
+        """Everything that will be resident: weights, full caches, working memory of one chunk, Engram rows."""
+        return self.weights + self.caches + self.scratch + self.engram_memory
 
     def __str__(self) -> str:
         return (
             f"weights {human(self.weights)}, caches {human(self.caches)}, working memory {human(self.scratch)}, "
-            f"Engram tables {human(self.engram_on_disk)} on disk; available {human(self.available)}"
+            f"Engram rows {human(self.engram_memory)} (tables {human(self.engram_on_disk)} on disk); available "
+            f"{human(self.available)}"
         )
 
 
@@ -46,6 +51,18 @@ def human(n: int) -> str:
             return f"{int(size)} bytes" if unit == "bytes" else f"{size:,.1f} {unit}"
         size /= 1024
     raise AssertionError
+
+
+def parse_bytes(name: str, value: Any) -> int:
+    """Bytes from a number, or from text such as "512 MiB" (also KiB, GiB, TiB, kB, MB, GB, TB). Raises OptionError."""
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?\s*", value)
+        if match is not None:
+            power = " KMGT".index(match[2].upper() or " ")
+            return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise OptionError(f'{name}: expected bytes as a number or as text such as "512 MiB", found {value!r}')
 
 
 def physical_memory() -> int:
@@ -91,7 +108,14 @@ def run_rows(chunk: int, context: int) -> int:
 
 
 def plan_session(
-    config: ModelConfig, weights: int, on_disk: int, activations: str, context: int, retain: int, chunk: int
+    config: ModelConfig,
+    weights: int,
+    on_disk: int,
+    activations: str,
+    context: int,
+    retain: int,
+    chunk: int,
+    engram_memory: int = 0,
 ) -> tuple[MemoryPlan, int]:
     """Bytes of a session and the chunk (rows of one prefill run) that fits beside them.
 
@@ -105,7 +129,7 @@ def plan_session(
         caches = plan["window"] + plan["compressed"] + plan["pending"]
         budget = min(max(_MIN_SCRATCH, (weights + caches) // 8), available // 4)
         if plan["scratch"] <= budget or chunk <= MIN_CHUNK:
-            return MemoryPlan(weights, caches, plan["scratch"], on_disk, available), chunk
+            return MemoryPlan(weights, caches, plan["scratch"], on_disk, engram_memory, available), chunk
         chunk = max(MIN_CHUNK, chunk // 2)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from . import _ext
 from .checkpoint import Checkpoint, ModelConfig, open_checkpoint
 from .checks import callback, choice, positive_int
+from .engram import EngramOptions, EngramStats, open_engram, stats_of
 from .errors import BackendError, MemoryPlanError, OptionError, StateError, TokenizerError
 from .memory import MAX_CHUNK, MemoryPlan, human, physical_memory, plan_session, refuse_what_cannot_fit, weight_bytes
 from .tokenizer import Tokenizer
@@ -35,13 +36,14 @@ class Model:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, ext: _ext.Model, activations: str, weights: int, engram_bytes: int
+        self, checkpoint: Checkpoint, ext: _ext.Model, activations: str, weights: int, engram: _ext.Engram | None
     ) -> None:
         self._checkpoint = checkpoint
         self._ext: _ext.Model | None = ext
         self._activations = activations
         self._weights = weights
-        self._engram_bytes = engram_bytes
+        self._engram_bytes = 0 if engram is None else engram.bytes
+        self._engram_memory = 0 if engram is None else (engram.bytes if engram.in_memory else engram.cache_bytes)
 
     @classmethod
     def open(
@@ -55,6 +57,9 @@ class Model:
         engram: Literal["disk", "ram"] = "disk",
         engram_path: str | os.PathLike[str] | None = None,
         tokenizer: str | os.PathLike[str] | None = None,
+        engram_cache: int | str | None = None,
+        engram_threads: int | None = None,
+        engram_direct: bool = False,
         check: bool = False,
         progress: LoadProgress | None = None,
     ) -> Self:
@@ -67,6 +72,14 @@ class Model:
             bf16.
         threads: worker threads; None takes one for each core that this process may use.
         tokenizer: a tokenizer.json to use; None takes the one in the folder (or beside it), or in the GGUF file.
+        engram: where the rows of the two Engram tables come from: "disk" (they stay in the file and are read by
+            threads while layers compute) or "ram" (read into memory now; 203 GB for the release).
+        engram_path: the tables are elsewhere, on a faster disk for example: a copy of the checkpoint's folder or file,
+            or a folder with the shards that hold them; the checkpoint itself may then lack them.
+        engram_cache: bytes for rows that are read often, a number or text such as "2 GiB"; None takes a 64th of the
+            free memory, at most 4 GiB; 0 has none. Neither this nor any other Engram option changes a result.
+        engram_threads: most reads at the same time; None takes up to 32.
+        engram_direct: read around the system's page cache, so that rows do not push weights out of it.
         check: read all weights now and refuse NaN and infinity, naming the tensor.
         progress: called with (bytes done, bytes in all) while checking.
 
@@ -77,15 +90,13 @@ class Model:
         choice("activations", activations, ("auto", "bf16", "fp8", "fp32"))
         if choice("prefill", prefill, ("exact", "matrix")) == "matrix":
             raise OptionError('prefill="matrix" is not in this version; use "exact"')
-        if choice("engram", engram, ("disk", "ram")) == "ram":
-            raise OptionError('engram="ram" is not in this version; use "disk"')
-        if engram_path is not None:
-            raise OptionError("engram_path is not in this version; keep the Engram tables in the checkpoint")
+        tables = EngramOptions.checked(engram, engram_path, engram_cache, engram_threads, engram_direct)
         if not isinstance(check, bool):
             raise OptionError(f"check: expected True or False, found {check!r}")
         callback("progress", progress)
         n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
-        checkpoint = open_checkpoint(NANO if path is None else _path(path))
+        parts = ("main", "engram") if tables.path is None else ("main",)
+        checkpoint = open_checkpoint(NANO if path is None else _path(path), parts=parts)
         if tokenizer is not None:
             checkpoint.tokenizer, checkpoint.tokenizer_metadata = _path(tokenizer, "tokenizer"), None
         weights, on_disk = weight_bytes(checkpoint)
@@ -97,7 +108,8 @@ class Model:
         if check:
             checkpoint.check(progress)
         mode = default_activations(checkpoint.config, checkpoint.dialect) if activations == "auto" else activations
-        return cls(checkpoint, build(checkpoint, mode, isa, n_threads), mode, weights, on_disk)
+        rows = open_engram(checkpoint, tables, weights)
+        return cls(checkpoint, build(checkpoint, mode, isa, n_threads, rows), mode, weights, rows)
 
     # ---- what it is --------------------------------------------------------------------------------------------
 
@@ -130,6 +142,12 @@ class Model:
     def threads(self) -> int:
         """Worker threads, the calling one included."""
         return int(self._handle().threads)
+
+    @property
+    def engram(self) -> EngramStats | None:
+        """What reading the Engram tables cost so far; None for a model without."""
+        rows = self._handle().engram
+        return None if rows is None else stats_of(rows)
 
     @property
     def numerics_id(self) -> str:
@@ -188,7 +206,14 @@ class Model:
         retain = positive_int("retain", retain, 0)
         chunk = positive_int("chunk", chunk, 1, 1 << 16)
         return plan_session(
-            self.config, self._weights, self._engram_bytes, self._activations, context, min(retain, context), chunk
+            self.config,
+            self._weights,
+            self._engram_bytes,
+            self._activations,
+            context,
+            min(retain, context),
+            chunk,
+            self._engram_memory,
         )
 
     def session(self, context: int | None = None, *, retain: int = DEFAULT_RETAIN, chunk: int = MAX_CHUNK) -> Session:
@@ -244,7 +269,7 @@ class Model:
             "layers, experts": f"{c.num_hidden_layers}, {c.n_routed_experts} (top {c.num_experts_per_tok})",
             "context": f"{c.max_position_embeddings:,}",
             "weights": human(self._weights),
-            "Engram on disk": human(self._engram_bytes),
+            "Engram": f"{human(self._engram_bytes)}, {human(self._engram_memory)} in memory",
             "back end": "closed" if self._ext is None else f"{self.backend}, {self.threads} threads",
             "activations": self._activations,
         }

@@ -49,6 +49,7 @@ def run_prefill(
                 processed = begin + (end - begin) * layers // max(of, 1)
                 progress(Progress(cached + n, cached, processed, time.perf_counter() - started))
 
+        session.expect(tokens[end : end + session.chunk])  # its Engram rows are read meanwhile
         before = time.perf_counter()
         got = session.run(tokens[begin:end], want, tick if progress is not None else None)
         if done is not None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from . import _ext
 from .checkpoint import Checkpoint, ModelConfig, Tensor, TensorSpec, tensor_table
-from .errors import CheckpointError, TokenizerError
+from .errors import CheckpointError
 
 _PLAIN = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 _BLOCKS = {"Q8_0": "q8_0", "Q4_K": "q4_k", "MXFP4": "mxfp4", "Q2_K": "q2_k", "IQ2_XXS": "iq2_xxs"}
@@ -87,13 +87,20 @@ def expand(tensor: Tensor) -> NDArray[np.float32]:
     raise CheckpointError(f"{tensor.file}: {tensor.name} is stored as {tensor.dtype}; expected BF16, F16 or F32")
 
 
-def build(checkpoint: Checkpoint, activations: str, isa: str, threads: int) -> _ext.Model:
-    """Make the extension's model. Raises CheckpointError when a tensor has a format that the engine does not have."""
+def build(
+    checkpoint: Checkpoint, activations: str, isa: str, threads: int, engram: _ext.Engram | None = None
+) -> _ext.Model:
+    """Make the extension's model; `engram` None opens the tables of the checkpoint with default options. Raises CheckpointError when a tensor has a format that the engine does not have."""
     config = checkpoint.config
     builder = _ext.ModelBuilder(shape_of(config), activations)
     for spec in tensor_table(config):
         _place(builder, checkpoint, spec)
-    _place_engram(builder, checkpoint)
+    from .engram import EngramOptions, hash_of, open_engram  # which needs the memory plan, which needs this module
+
+    engram = open_engram(checkpoint, EngramOptions()) if engram is None else engram
+    if engram is not None:
+        builder.hash(hash_of(checkpoint))
+        builder.engram(engram)
     return builder.build(isa, threads)
 
 
@@ -148,41 +155,3 @@ def _row_format(tensor: Tensor, spec: TensorSpec) -> str:
     if tensor.dtype == "I8":
         return "fp4_row"
     raise CheckpointError(f"{tensor.file}: {tensor.name}: the engine has no row format {tensor.dtype}")
-
-
-def _place_engram(builder: _ext.ModelBuilder, checkpoint: Checkpoint) -> None:
-    config = checkpoint.config
-    n_tables = len(config.engram_layer_ids)
-    if n_tables == 0:
-        return
-    token_map = checkpoint.token_map
-    if token_map is None:
-        raise TokenizerError(
-            f"{checkpoint.path}: the n-gram hash needs the token map, which is made from tokenizer.json; put the "
-            "model's tokenizer.json into this folder"
-        )
-    builder.hash(
-        max_ngram=config.engram_max_ngram_size,
-        n_heads=config.engram_n_heads,
-        token_map=token_map,
-        pad=token_map[config.engram_pad_token_id],
-        multipliers=[config.engram_multipliers(i) for i in range(n_tables)],
-        primes=[config.engram_primes(i) for i in range(n_tables)],
-        offsets=[config.engram_offsets(i) for i in range(n_tables)],
-    )
-    for i, layer in enumerate(config.engram_layer_ids):
-        weight = checkpoint.tensors[f"layers.{layer}.engram.embed.weight"]
-        n_rows = config.engram_num_embeddings[i]
-        scale = checkpoint.tensors.get(f"layers.{layer}.engram.embed.scale")
-        if scale is None:  # GGUF: codes and scales in one row
-            builder.engram_table(n_rows, str(weight.file), weight.offset, weight.nbytes // n_rows)
-        else:
-            builder.engram_table(
-                n_rows,
-                str(weight.file),
-                weight.offset,
-                weight.nbytes // n_rows,
-                str(scale.file),
-                scale.offset,
-                scale.nbytes // n_rows,
-            )
