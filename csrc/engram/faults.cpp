@@ -48,7 +48,10 @@ ssize_t FaultyReader::read(int fd, void* out, size_t n, int64_t offset) {
     errno = EINTR;
     return -1;
   }
-  if (plan_.short_reads && n > 1) n = 1 + mixed(noise) % n;
+  if (plan_.short_reads) {
+    const size_t unit = n % 4096 == 0 && offset % 4096 == 0 ? 4096 : 1;  // direct reads stay whole pages
+    n = unit * (1 + mixed(noise) % (n / unit));
+  }
   return FileReader::read(fd, out, n, offset);
 }
 

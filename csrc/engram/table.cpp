@@ -108,7 +108,7 @@ int64_t EngramTable::read_direct(FileReader& reader, ReadBuffer& buffer, const O
   const int64_t from = at / kAlign * kAlign, to = (at + n + kAlign - 1) / kAlign * kAlign;
   uint8_t* staged = buffer.need(static_cast<size_t>(to - from));
   int64_t got = 0;
-  // A short read that brought nothing of what is wanted says nothing: the file may still go on.
+  // A short read may bring only what lies before the wanted bytes; that is not the end of the file.
   for (int tries = 0; tries < 100; ++tries) {
     got = reader.read(part.fd, staged, static_cast<size_t>(to - from), from);
     if (got <= 0) return got;
