@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "engram/engram.h"
 #include "engram/faults.h"
 #include "engram/hash.h"
@@ -27,6 +28,7 @@ using TableTuple = std::tuple<int64_t, int, std::string, int64_t, int, std::stri
 class SignalPoll final : public Poll {
  public:
   bool stop() override {
+    sleep_if_the_interpreter_ends();
     nb::gil_scoped_acquire gil;
     raised_ = PyErr_CheckSignals() != 0;
     if (raised_) error_ = std::make_unique<nb::python_error>();
@@ -35,7 +37,7 @@ class SignalPoll final : public Poll {
   template <class F>
   void guard(F f) {
     try {
-      nb::gil_scoped_release release;
+      const GilRelease release;
       f();
     } catch (const Cancelled&) {
       if (!raised_) throw;

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "engine/session.h"
 
 namespace ds4::py {
@@ -33,6 +34,7 @@ class PyPoll final : public Poll {
     const auto now = std::chrono::steady_clock::now();
     if (now - last_ < std::chrono::milliseconds(25)) return false;
     last_ = now;
+    sleep_if_the_interpreter_ends();
     nb::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() == 0 && call_tick(now)) return false;
     raised_ = true;
@@ -177,7 +179,7 @@ class SessionHandle {
   void guarded(nb::object tick, F f) {
     PyPoll poll(cancel_, std::move(tick));
     try {
-      nb::gil_scoped_release release;
+      const GilRelease release;
       f(&poll);
     } catch (const Cancelled&) {
       poll.rethrow();

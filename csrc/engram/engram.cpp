@@ -118,13 +118,14 @@ void Engram::prepare(const Ticket& ticket, bool inside_pool) {
     // In memory every copy is its own; from disk, neighbours come together.
     const int64_t size = table.row_bytes();
     if (table.in_memory())
-      ticket->join(missing, 0, 1);
+      ticket->join(missing, 0, 1, false);
     else
-      ticket->join(missing, std::max<int64_t>(1, kGapBytes / size), std::max<int64_t>(1, kSpanBytes / size));
-    const int64_t n = static_cast<int64_t>(ticket->spans().size());
+      ticket->join(missing, std::max<int64_t>(1, kGapBytes / size), std::max<int64_t>(1, kSpanBytes / size),
+                   table.split());
+    const int64_t n = static_cast<int64_t>(ticket->spans().size()) * (table.split() ? 2 : 1);
     if (n == 0) return ticket->finish();
     const auto part = [this, ticket](int64_t i, ReadBuffer& buffer) {
-      read_span(*ticket, ticket->spans()[static_cast<size_t>(i)], buffer);
+      read_part(*ticket, static_cast<size_t>(i), buffer);
     };
     if (table.in_memory() && !inside_pool) {
       thread_local ReadBuffer buffer;
@@ -149,32 +150,50 @@ void Engram::look_up(const Ticket& ticket, std::vector<int32_t>& missing) {
   hits_.fetch_add(static_cast<int64_t>(wanted.size() - missing.size()), std::memory_order_relaxed);
 }
 
-void Engram::read_span(Request& request, const Span& span, ReadBuffer& buffer) {
+// One read: a span, or half of it.
+void Engram::read_part(Request& request, size_t part, ReadBuffer& buffer) {
   if (request.stopped()) return;
   try {
     const EngramTable& table = *tables_[static_cast<size_t>(request.table())];
-    const auto& wanted = request.wanted();
-    const int64_t size = table.row_bytes(), first = wanted[static_cast<size_t>(span.first)].row;
-    const int n = static_cast<int>(wanted[static_cast<size_t>(span.last - 1)].row - first + 1);
+    const size_t index = table.split() ? part / 2 : part;
+    const Span& span = request.spans()[index];
+    const int64_t first = request.wanted()[static_cast<size_t>(span.first)].row;
+    const int n = static_cast<int>(request.wanted()[static_cast<size_t>(span.last - 1)].row - first + 1);
+    const size_t bytes = static_cast<size_t>(n) * static_cast<size_t>(table.row_bytes());
     thread_local ReadBuffer rows;
-    uint8_t* bytes = rows.need(static_cast<size_t>(n * size));
     const auto begin = std::chrono::steady_clock::now();
-    const int64_t from_disk = table.read(*reader_, buffer, first, n, bytes);
+    uint8_t* halves = table.split() ? request.halves(index, bytes) : nullptr;
+    const int64_t from_disk =
+        table.split() ? table.read_half(*reader_, buffer, static_cast<int>(part % 2), first, n, halves)
+                      : table.read(*reader_, buffer, first, n, rows.need(bytes));
     if (from_disk > 0) count_read(from_disk, (std::chrono::steady_clock::now() - begin).count());
-    for (int32_t i = span.first; i < span.last; ++i) {
-      const Wanted& w = wanted[static_cast<size_t>(i)];
-      const uint8_t* row = bytes + (w.row - first) * size;
-      table.check_values(w.row, row);
-      cache_.put(key_of(request.table(), w.row), row);
-      request.deliver(w, row);
+    if (table.split()) {
+      if (!request.half_done(index)) return;
+      table.join_halves(n, halves, rows.need(bytes));
+      request.drop_halves(index);
     }
-    request.span_done();
+    accept(request, span, rows.need(bytes));
   } catch (const Error&) {
     request.fail(std::current_exception());
   } catch (const std::exception& e) {
     request.fail(std::make_exception_ptr(
         EngramError("[engram] a reading thread failed on " + table(request.table()).path() + ": " + e.what())));
   }
+}
+
+// The rows of a span, from its first on: checked, kept, delivered.
+void Engram::accept(Request& request, const Span& span, const uint8_t* rows) {
+  const EngramTable& table = *tables_[static_cast<size_t>(request.table())];
+  const auto& wanted = request.wanted();
+  const int64_t first = wanted[static_cast<size_t>(span.first)].row;
+  for (int32_t i = span.first; i < span.last; ++i) {
+    const Wanted& w = wanted[static_cast<size_t>(i)];
+    const uint8_t* row = rows + (w.row - first) * table.row_bytes();
+    table.check_values(w.row, row);
+    cache_.put(key_of(request.table(), w.row), row);
+    request.deliver(w, row);
+  }
+  request.span_done();
 }
 
 void Engram::count_read(int64_t bytes, int64_t nanoseconds) {

@@ -65,7 +65,8 @@ class Engram {
  private:
   void prepare(const Ticket& ticket, bool inside_pool);
   void look_up(const Ticket& ticket, std::vector<int32_t>& missing);
-  void read_span(Request& request, const Span& span, ReadBuffer& buffer);
+  void read_part(Request& request, size_t part, ReadBuffer& buffer);
+  void accept(Request& request, const Span& span, const uint8_t* rows);
   void count_read(int64_t bytes, int64_t nanoseconds);
   Ticket read_alone(const Ticket& ticket);
 

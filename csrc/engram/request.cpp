@@ -24,7 +24,7 @@ void Request::sort() {
   }
 }
 
-void Request::join(const std::vector<int32_t>& missing, int64_t gap, int64_t most) {
+void Request::join(const std::vector<int32_t>& missing, int64_t gap, int64_t most, bool split) {
   int64_t start = 0, end = 0;  // rows of the span that grows
   for (const int32_t i : missing) {
     const int64_t row = wanted_[static_cast<size_t>(i)].row;
@@ -37,6 +37,15 @@ void Request::join(const std::vector<int32_t>& missing, int64_t gap, int64_t mos
     end = row;
   }
   left_.store(static_cast<int64_t>(spans_.size()));
+  if (split) halves_.reset(new Halves[spans_.size()]);
+}
+
+uint8_t* Request::halves(size_t span, size_t bytes) {
+  auto& data = halves_[span].data;
+  uint8_t* there = data.load();
+  if (there != nullptr) return there;
+  auto made = std::make_unique<uint8_t[]>(bytes);
+  return data.compare_exchange_strong(there, made.get()) ? made.release() : there;
 }
 
 void Request::deliver(const Wanted& wanted, const uint8_t* row) {

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -25,6 +26,13 @@ struct Span {
   int32_t first, last;
 };
 
+// A span whose codes and scales come by two reads: what has arrived.
+struct Halves {
+  std::atomic<uint8_t*> data{nullptr};
+  std::atomic<int> missing{2};
+  ~Halves() { delete[] data.load(); }
+};
+
 class Request {
  public:
   Request(int table, std::vector<int64_t> rows, int row_bytes, uint8_t* out, Urgency urgency)
@@ -42,9 +50,13 @@ class Request {
 
   // Sorts and removes duplicates.
   void sort();
-  // Joins what is still missing (indices into wanted(), ascending) into spans: rows at most `gap` apart, at most
+  // Joins what is missing (indices into wanted(), ascending) into spans: rows at most `gap` apart, at most
   // `most` rows from first to last.
-  void join(const std::vector<int32_t>& missing, int64_t gap, int64_t most);
+  void join(const std::vector<int32_t>& missing, int64_t gap, int64_t most, bool split);
+  // Of a span that comes in halves: memory for both, made by whoever is first; and whether this was the last half.
+  uint8_t* halves(size_t span, size_t bytes);
+  bool half_done(size_t span) { return halves_[span].missing.fetch_sub(1) == 1; }
+  void drop_halves(size_t span) { delete[] halves_[span].data.exchange(nullptr); }
 
   // Copies a row to its places, unless the request was abandoned.
   void deliver(const Wanted& wanted, const uint8_t* row);
@@ -68,6 +80,7 @@ class Request {
   std::vector<Wanted> wanted_;
   std::vector<int32_t> places_;
   std::vector<Span> spans_;
+  std::unique_ptr<Halves[]> halves_;
   std::atomic<int64_t> left_{0};     // spans
   std::atomic<bool> stopped_{false};  // abandoned or failed
   std::atomic<int> writers_{0};

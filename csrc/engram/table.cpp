@@ -154,17 +154,26 @@ int64_t EngramTable::read(FileReader& reader, ReadBuffer& buffer, int64_t first,
   check_row(first);
   check_row(first + n - 1);
   if (scales_.fd < 0) return rows_of(reader, buffer, codes_, first, n, out);
-  const int64_t code_bytes = codes_.file.row_bytes, scale_bytes = scales_.file.row_bytes;
   thread_local ReadBuffer staging;
-  uint8_t* codes = staging.need(static_cast<size_t>(n) * row_bytes());
-  uint8_t* scales = codes + n * code_bytes;
-  const int64_t bytes =
-      rows_of(reader, buffer, codes_, first, n, codes) + rows_of(reader, buffer, scales_, first, n, scales);
+  uint8_t* halves = staging.need(static_cast<size_t>(n) * row_bytes());
+  const int64_t bytes = read_half(reader, buffer, 0, first, n, halves) + read_half(reader, buffer, 1, first, n, halves);
+  join_halves(n, halves, out);
+  return bytes;
+}
+
+int64_t EngramTable::read_half(FileReader& reader, ReadBuffer& buffer, int which, int64_t first, int n,
+                               uint8_t* halves) const {
+  if (which == 0) return rows_of(reader, buffer, codes_, first, n, halves);
+  return rows_of(reader, buffer, scales_, first, n, halves + static_cast<int64_t>(n) * codes_.file.row_bytes);
+}
+
+void EngramTable::join_halves(int n, const uint8_t* halves, uint8_t* out) const {
+  const int64_t code_bytes = codes_.file.row_bytes, scale_bytes = scales_.file.row_bytes;
+  const uint8_t* scales = halves + n * code_bytes;
   for (int64_t i = 0; i < n; ++i) {
-    std::memcpy(out + i * row_bytes(), codes + i * code_bytes, static_cast<size_t>(code_bytes));
+    std::memcpy(out + i * row_bytes(), halves + i * code_bytes, static_cast<size_t>(code_bytes));
     std::memcpy(out + i * row_bytes() + code_bytes, scales + i * scale_bytes, static_cast<size_t>(scale_bytes));
   }
-  return bytes;
 }
 
 // Codes and scales that are not numbers: damage that would otherwise spread through everything that follows.

@@ -56,6 +56,11 @@ class EngramTable {
   // Rows first .. first + n - 1: out [n][row bytes], codes then scales. Returns the bytes read from disk. Throws
   // EngramError naming file and offset. Any thread.
   int64_t read(FileReader& reader, ReadBuffer& buffer, int64_t first, int n, uint8_t* out) const;
+  // The same in two steps, for codes and scales in different files: 0 codes, 1 scales, each to its place in `halves`
+  // (n rows of codes, then n rows of scales), in any order; then both together.
+  bool split() const { return scales_.fd >= 0 && memory_ == nullptr; }
+  int64_t read_half(FileReader& reader, ReadBuffer& buffer, int which, int64_t first, int n, uint8_t* halves) const;
+  void join_halves(int n, const uint8_t* halves, uint8_t* out) const;
   // Throw EngramError when there is no such row, or when its bytes hold what is not a number.
   void check_row(int64_t row) const;
   void check_values(int64_t row, const uint8_t* bytes) const;

@@ -22,6 +22,8 @@ MOST_READS = 32
 """Reads at the same time, unless `engram_threads` says otherwise; fewer on machines with few cores."""
 CACHE_SHARE = 64
 MOST_CACHE = 4 << 30
+TablePlace = tuple[int, int, str, int, int, str, int, int]
+"""Rows, codes a row, then path, offset and bytes a row of the codes and of the scales ("", 0, 0: in the same rows)."""
 _ADVICE = "engram_path takes a copy of the checkpoint's folder or file, or a folder with the shards of the tables."
 
 
@@ -119,7 +121,7 @@ def percentile(counts: list[int], share: float) -> float:
     return 0.0
 
 
-def tables_of(tensors: Mapping[str, Tensor], config: ModelConfig) -> list[tuple[int, int, str, int, int, str, int, int]]:
+def tables_of(tensors: Mapping[str, Tensor], config: ModelConfig) -> list[TablePlace]:
     """Where the rows of every table are, as the extension wants it."""
     found = []
     for layer, n_rows in zip(config.engram_layer_ids, config.engram_num_embeddings, strict=True):

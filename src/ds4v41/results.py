@@ -125,6 +125,9 @@ class Stats:
     total_reused: int = 0
     total_prefilled: int = 0
     total_decoded: int = 0
+    engram_wait: float = 0.0
+    """Seconds that layers of this session waited for Engram rows, in all: what the disk cost. `Model.engram` has the
+    rest."""
 
     @property
     def timings(self) -> Timings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -73,6 +74,9 @@ class Session:
     @property
     def stats(self) -> Stats:
         """What the last call did (reused, prefilled, decoded, seconds, why) and the totals."""
+        # While another thread runs, or after close(), the number stays as it was.
+        with contextlib.suppress(StateError):
+            self._stats.engram_wait = self._ext.engram_counters()["wait_seconds"]
         return self._stats
 
     @property

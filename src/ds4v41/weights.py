@@ -90,7 +90,9 @@ def expand(tensor: Tensor) -> NDArray[np.float32]:
 def build(
     checkpoint: Checkpoint, activations: str, isa: str, threads: int, engram: _ext.Engram | None = None
 ) -> _ext.Model:
-    """Make the extension's model; `engram` None opens the tables of the checkpoint with default options. Raises CheckpointError when a tensor has a format that the engine does not have."""
+    """Make the extension's model; without `engram` the tables of the checkpoint are opened with default options.
+
+    Raises CheckpointError when a tensor has a format that the engine does not have."""
     config = checkpoint.config
     builder = _ext.ModelBuilder(shape_of(config), activations)
     for spec in tensor_table(config):

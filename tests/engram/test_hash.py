@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -79,7 +81,7 @@ def test_any_split_gives_the_reference_rows(tokens: list[int], cuts: list[int], 
     for table, plan in enumerate(PLANS):
         want = hash_rows(ids.astype(np.int64), plan, PAD, None if mask is None else mask == 0)
         assert_array_equal(hash_.rows(table, ids, 0, mask), want)
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in pairwise(edges):
             first = max(0, begin - 3)
             part = None if mask is None else mask[first:end]
             got = hash_.rows(table, ids[first:end], begin - first, part)
