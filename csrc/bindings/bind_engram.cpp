@@ -161,24 +161,26 @@ void bind_hash(nb::module_& m) {
       .def_prop_ro("columns", &EngramHash::columns)
       .def(
           "rows",
-          [](const EngramHash& hash, int table, const Tokens& tokens, int64_t history, const std::optional<Bytes>& dead) {
-            const int64_t n = static_cast<int64_t>(tokens.size());
-            if (table < 0 || table >= hash.n_tables())
-              throw OptionError("[engram] there is no table " + std::to_string(table));
-            if (history < 0 || history > n) throw OptionError("[engram] history: expected 0 .. the number of tokens");
-            for (int64_t i = 0; i < n; ++i)
-              if (tokens.data()[i] < 0 || tokens.data()[i] >= hash.vocab())
-                throw TokenError("[engram] token id " + std::to_string(tokens.data()[i]) + " is out of range");
-            if (dead && dead->size() != tokens.size()) throw OptionError("[engram] dead: one byte a token");
-            auto out = make_array<int64_t>({static_cast<size_t>(n - history), static_cast<size_t>(hash.columns())});
-            hash.rows(table, tokens.data(), history, n - history, dead ? dead->data() : nullptr, out.data());
-            return out;
-          },
+          &hash_rows,
           nb::arg("table"), nb::arg("tokens"), nb::arg("history") = 0, nb::arg("dead") = nb::none(),
           "Row numbers that each position after the first `history` reads: int64 [n - history, columns].");
 }
 
 }  // namespace
+
+Out<int64_t> hash_rows(const EngramHash& hash, int table, const Tokens& tokens, int64_t history,
+                       const std::optional<Bytes>& dead) {
+  const int64_t n = static_cast<int64_t>(tokens.size());
+  if (table < 0 || table >= hash.n_tables()) throw OptionError("[engram] there is no table " + std::to_string(table));
+  if (history < 0 || history > n) throw OptionError("[engram] history: expected 0 .. the number of tokens");
+  for (int64_t i = 0; i < n; ++i)
+    if (tokens.data()[i] < 0 || tokens.data()[i] >= hash.vocab())
+      throw TokenError("[engram] token id " + std::to_string(tokens.data()[i]) + " is out of range");
+  if (dead && dead->size() != tokens.size()) throw OptionError("[engram] dead: one byte a token");
+  auto out = make_array<int64_t>({static_cast<size_t>(n - history), static_cast<size_t>(hash.columns())});
+  hash.rows(table, tokens.data(), history, n - history, dead ? dead->data() : nullptr, out.data());
+  return out;
+}
 
 void bind_engram(nb::module_& m) {
   bind_hash(m);

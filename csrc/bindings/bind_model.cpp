@@ -116,6 +116,15 @@ void bind_builder(nb::module_& m) {
              self.builder.vector(name, data.data(), static_cast<int64_t>(data.size()));
            })
       .def("hash", [](Builder& self, const EngramHash& hash) { self.builder.hash(hash); })
+      .def("hash",
+           [](Builder& self, int max_ngram, int n_heads, std::vector<uint32_t> token_map, uint32_t pad,
+              std::vector<std::vector<uint64_t>> multipliers, std::vector<std::vector<uint64_t>> primes,
+              std::vector<std::vector<uint64_t>> offsets) {
+             self.builder.hash(EngramHash(max_ngram, n_heads, std::move(token_map), pad, std::move(multipliers),
+                                          std::move(primes), std::move(offsets)));
+           },
+           nb::arg("max_ngram"), nb::arg("n_heads"), nb::arg("token_map"), nb::arg("pad"), nb::arg("multipliers"),
+           nb::arg("primes"), nb::arg("offsets"))
       .def("engram", [](Builder& self, std::shared_ptr<Engram> engram) { self.builder.engram(std::move(engram)); })
       .def("keep", [](Builder& self, nb::object owner) { self.owners.push_back(std::move(owner)); },
            "Keeps an object (a memory map) alive as long as the model.")
@@ -136,6 +145,11 @@ void bind_model(nb::module_& m) {
   nb::class_<ModelHandle>(m, "Model", "Weights and worker threads, shared by sessions.")
       .def_prop_ro("isa", [](const ModelHandle& h) { return std::string(h.model->make_backend()->name()); })
       .def_prop_ro("threads", [](const ModelHandle& h) { return h.model->pool->n_threads(); })
+      .def("engram_rows",
+           [](const ModelHandle& h, int table, const Tokens& tokens, const std::optional<Bytes>& dead) {
+             return hash_rows(h.model->hash, table, tokens, 0, dead);
+           },
+           nb::arg("table"), nb::arg("tokens"), nb::arg("dead") = nb::none(), "EngramHash.rows of a new line of tokens.")
       .def_prop_ro("hash", [](const ModelHandle& h) { return h.model->hash; }, "The n-gram hash: EngramHash.")
       .def_prop_ro("engram", [](const ModelHandle& h) { return h.model->engram; }, "Engram, or None.");
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");

@@ -5,6 +5,9 @@
 #include <nanobind/ndarray.h>
 
 #include <cstdint>
+#include <optional>
+
+#include "engram/hash.h"
 
 namespace ds4::py {
 
@@ -33,6 +36,10 @@ void bind_engram(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_ops(nb::module_& m);
+
+// Checked EngramHash::rows for the tokens after the first `history`: [n - history, columns].
+Out<int64_t> hash_rows(const EngramHash& hash, int table, const Tokens& tokens, int64_t history,
+                       const std::optional<Bytes>& dead);
 
 }  // namespace ds4::py
 

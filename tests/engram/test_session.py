@@ -144,12 +144,10 @@ def test_a_prefill_reads_the_next_chunk_while_it_computes() -> None:
         n_bytes = model.engram.bytes_read
     slow = {"bytes_per_second": n_bytes / (0.2 * compute)}
     with nano(slow, cache=0) as model:
-        total, waited = min((seconds(model, True) for _ in range(3)), key=lambda pair: pair[1])
-        ahead = waited / total
-        total, waited = seconds(model, False)
-        without = waited / total
-    assert without > 0.1
-    assert ahead < 0.05
+        ahead = [seconds(model, True) for _ in range(3)]
+        without = [seconds(model, False) for _ in range(3)]
+    assert min(waited / total for total, waited in ahead) < 0.05
+    assert min(waited for _, waited in ahead) < 0.5 * max(waited for _, waited in without)
 
 
 def test_a_disk_error_leaves_the_session_as_it_was(plain: np.ndarray) -> None:

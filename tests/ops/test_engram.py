@@ -79,9 +79,11 @@ def hash_model(plans: list[engram.HashPlan], ids: list[int], pad: int, file: Pat
         primes=[[int(q) for q in p.primes.ravel()] for p in plans],
         offsets=[[int(o) for o in p.offsets] for p in plans],
     )
-    file.touch()
-    for plan in plans:
-        builder.engram_table(plan.n_rows, str(file), 0, shape["engram_dim"] + 1)
+    row_bytes = shape["engram_dim"] + 1
+    with open(file, "wb") as empty:
+        empty.truncate(max(plan.n_rows for plan in plans) * row_bytes)
+    tables = [(plan.n_rows, shape["engram_dim"], str(file), 0, row_bytes, "", 0, 0) for plan in plans]
+    builder.engram(_ext.Engram(tables))
     return builder.build(ISAS[0], 1)
 
 
