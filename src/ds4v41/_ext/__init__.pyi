@@ -3,7 +3,7 @@ The compiled part of ds4v41. Use the classes of the ds4v41 package; this module 
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -15,6 +15,76 @@ from ds4v41._ext import (
 )
 
 
+class EngramHash:
+    """Row numbers of token ids."""
+
+    def __init__(self, max_ngram: int, n_heads: int, token_map: Sequence[int], pad: int, multipliers: Sequence[Sequence[int]], primes: Sequence[Sequence[int]], offsets: Sequence[Sequence[int]]) -> None: ...
+
+    @property
+    def columns(self) -> int: ...
+
+    def rows(self, table: int, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], history: int = 0, dead: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> NDArray[numpy.int64]:
+        """
+        Row numbers that each position after the first `history` reads: int64 [n - history, columns].
+        """
+
+class EngramRequest:
+    """Rows on their way."""
+
+    def wait(self) -> tuple:
+        """Returns (uint8 [n, row bytes], seconds waited); raises EngramError."""
+
+    def abandon(self) -> None: ...
+
+    @property
+    def done(self) -> bool: ...
+
+class Engram:
+    """
+    Tables, hot rows and reading threads; shared by the sessions of a model.
+    """
+
+    def __init__(self, tables: Sequence[tuple[int, int, str, int, int, str, int, int]], ram: bool = False, direct: bool = False, threads: int = 32, cache_bytes: int = 0, faults: dict | None = None) -> None:
+        """
+        tables: (rows, codes a row, path, offset, row bytes, scale path, scale offset, scale row bytes). faults: what reads do wrong on purpose, for tests (csrc/engram/faults.h).
+        """
+
+    def request(self, table: int, rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], urgency: str = 'step') -> EngramRequest: ...
+
+    def counters(self) -> dict: ...
+
+    @property
+    def in_memory(self) -> bool: ...
+
+    @property
+    def direct(self) -> bool: ...
+
+    @property
+    def cache_bytes(self) -> int: ...
+
+    @property
+    def cache_rows(self) -> int: ...
+
+    @property
+    def cached(self) -> int: ...
+
+    @property
+    def most_threads(self) -> int: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def n_rows(self) -> list[int]: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+def engram_cache_replay(n_rows: int, keys: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> NDArray[numpy.uint8]:
+    """
+    Which of the keys (int64, not 0) a cache of n_rows rows would have had: uint8 [n].
+    """
+
 class ModelBuilder:
     """Puts a model together from named tensors."""
 
@@ -24,9 +94,13 @@ class ModelBuilder:
 
     def vector(self, arg0: str, arg1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> None: ...
 
+    @overload
+    def hash(self, arg: EngramHash, /) -> None: ...
+
+    @overload
     def hash(self, max_ngram: int, n_heads: int, token_map: Sequence[int], pad: int, multipliers: Sequence[Sequence[int]], primes: Sequence[Sequence[int]], offsets: Sequence[Sequence[int]]) -> None: ...
 
-    def engram_table(self, n_rows: int, path: str, offset: int, row_bytes: int, scale_path: str = '', scale_offset: int = 0, scale_row_bytes: int = 0) -> None: ...
+    def engram(self, arg: Engram, /) -> None: ...
 
     def keep(self, arg: object, /) -> None:
         """Keeps an object (a memory map) alive as long as the model."""
@@ -43,7 +117,15 @@ class Model:
     def threads(self) -> int: ...
 
     def engram_rows(self, table: int, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], dead: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> NDArray[numpy.int64]:
-        """Row numbers that each position reads: int64 [n, columns]."""
+        """EngramHash.rows of a new line of tokens."""
+
+    @property
+    def hash(self) -> EngramHash:
+        """The n-gram hash: EngramHash."""
+
+    @property
+    def engram(self) -> Engram:
+        """Engram, or None."""
 
 def cpu_isas() -> list[str]:
     """Instruction sets of this build that this machine has, best first."""
@@ -77,6 +159,16 @@ class Session:
 
     def trace_run(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: str = 'all', streams: dict = {}, mixes: dict = {}, after_engram: dict = {}) -> dict:
         """A run that also returns every intermediate; layer inputs may be given."""
+
+    def expect(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        What the run after the next one will probably append: its Engram rows are read early. Only a hint.
+        """
+
+    def engram_counters(self) -> dict:
+        """
+        wait_seconds that layers waited for rows; runs; requests that an expectation had begun early.
+        """
 
     def mark(self) -> Mark: ...
 

@@ -38,6 +38,7 @@ def build_parser() -> ArgumentParser:
     _add_convert(commands)
     _add_verify(commands)
     _add_pull(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -152,6 +153,24 @@ def _add_verify(commands: Any) -> None:
     parser.add_argument("--trace", action="store_true", help="name the first operation and layer that differ")
     parser.add_argument("--threads", type=int, metavar="N", help="worker threads (default: all cores)")
     parser.add_argument("--backend", default="auto", metavar="NAME", help="auto, cpu, cpu/avx2, cpu/plain, ...")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_bench(commands: Any) -> None:
+    group = commands.add_parser("bench", help="measure this machine", allow_abbrev=False)
+    parser = _command(
+        group.add_subparsers(title="what", metavar="WHAT", required=True), "engram", "bench",
+        "is the disk fast enough for the Engram tables, and what does it cost? No weights are loaded",
+        "examples:\n  ds4v41 bench engram DeepSeek-V4.1-Flash-Q4.gguf --direct\n"
+        "  ds4v41 bench engram MODEL.gguf --text prompt.txt --step-ms 35",
+    )  # fmt: skip
+    parser.add_argument("path", metavar="PATH", help="a GGUF file or an official folder")
+    parser.add_argument("--engram-path", metavar="PATH", help="the tables are elsewhere")
+    parser.add_argument("--text", metavar="PATH", help="a text whose tokens are replayed (default: random tokens)")
+    parser.add_argument("--direct", action="store_true", help="read around the page cache: the disk itself")
+    parser.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each queue depth (default 1)")
+    parser.add_argument("--step-ms", type=float, default=40.0, metavar="MS", help="time of a decode step (default 40)")
+    parser.add_argument("--chunk", type=int, default=8192, metavar="N", help="tokens of a prefill chunk (default 8192)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -1,0 +1,1 @@
+"""Measurements that users run: `ds4v41 bench ...`."""
