@@ -16,7 +16,7 @@ from .checkpoint.tensors import raise_problems
 from .checkpoint.validate import validate_official
 from .checks import choice, positive_int
 from .errors import CheckpointError, MemoryPlanError, OptionError, TokenizerError
-from .memory import available_memory, human, parse_bytes
+from .machine import available_memory, human, parse_bytes
 
 MOST_READS = 32
 """Reads at the same time, unless `engram_threads` says otherwise; fewer on machines with few cores."""

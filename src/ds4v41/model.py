@@ -14,7 +14,8 @@ from .checkpoint import Checkpoint, ModelConfig, open_checkpoint
 from .checks import callback, choice, positive_int
 from .engram import EngramOptions, EngramStats, open_engram, stats_of
 from .errors import BackendError, MemoryPlanError, OptionError, StateError, TokenizerError
-from .memory import MAX_CHUNK, MemoryPlan, human, physical_memory, plan_session, refuse_what_cannot_fit, weight_bytes
+from .machine import human, physical_memory
+from .memory import MAX_CHUNK, MemoryPlan, plan_session, refuse_what_cannot_fit, weight_bytes
 from .tokenizer import Tokenizer
 from .weights import build, default_activations
 

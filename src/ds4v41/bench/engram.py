@@ -20,7 +20,7 @@ from .. import _ext
 from ..checkpoint import Checkpoint, ModelConfig, open_checkpoint
 from ..engram import hash_of, percentile, tables_of, tensors_at
 from ..errors import OptionError
-from ..memory import human
+from ..machine import human
 from ..tokenizer import Tokenizer
 
 DEPTHS = (1, 2, 4, 8, 16, 32, 64)

@@ -37,7 +37,8 @@ def run(args: Namespace) -> int:
 
 def plan_memory(checkpoint: Checkpoint, context: int, activations: str = "auto") -> Mapping[str, Any]:
     """Terms of the memory plan of a session of `context` tokens, in bytes; nothing is allocated."""
-    from ..memory import MAX_CHUNK, physical_memory, plan_session, weight_bytes
+    from ..machine import physical_memory
+    from ..memory import MAX_CHUNK, plan_session, weight_bytes
     from ..model import DEFAULT_RETAIN
     from ..weights import default_activations
 
