@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/drafter.h"
 #include "engine/engram_feed.h"
 #include "engine/model.h"
 #include "engine/scratch.h"
@@ -16,7 +17,9 @@ enum class Logits : uint8_t { none, last, all };
 
 class Session {
  public:
-  Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk);
+  // With a drafter (of the same model) its part of the session is kept in step with the state.
+  Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk,
+          std::shared_ptr<const DrafterModel> drafter = nullptr);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -34,8 +37,13 @@ class Session {
   // run computes. Only a hint; a run that comes otherwise reads its own.
   void expect(const int32_t* tokens, int64_t n);
 
+  std::shared_ptr<Mark> mark();
   void truncate(int64_t position, Poll* poll);
-  void truncate(const Mark& mark) { state_.truncate(mark); }
+  void truncate(const Mark& mark);
+
+  // Null without one, or after drop_drafter(): what a caller does when the drafter failed.
+  Drafter* drafter() { return drafter_.get(); }
+  void drop_drafter() { drafter_.reset(); }
 
   size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
   const FeedCounters& engram_counters() const { return feed_.counters(); }
@@ -54,6 +62,7 @@ class Session {
   std::shared_ptr<const Model> model_;
   std::unique_ptr<Backend> backend_;
   State state_;
+  std::unique_ptr<Drafter> drafter_;
   int64_t chunk_;
   uint8_t* scratch_base_ = nullptr;
   size_t scratch_bytes_ = 0;
