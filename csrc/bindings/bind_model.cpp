@@ -129,6 +129,8 @@ void bind_drafter_builder(nb::module_& m) {
       .def("keep", [](B& self, nb::object owner) { self.owners.push_back(std::move(owner)); })
       .def("build", [](B& self) { return new DrafterHandle{self.builder.build(), std::move(self.owners)}; });
   nb::class_<DrafterHandle>(m, "Drafter", "A drafter's weights, shared by the sessions of its target.")
+      .def("session_bytes", [](const DrafterHandle& h, int64_t chunk) { return Drafter::bytes(*h.drafter, chunk); }, nb::arg("chunk"),
+           "Bytes that a session takes for it, beside its rings.")
       .def_prop_ro("block", [](const DrafterHandle& h) { return h.drafter->sizes.block; })
       .def_prop_ro("n_stages", [](const DrafterHandle& h) { return h.drafter->n_stages(); });
 }
@@ -199,9 +201,9 @@ void bind_model(nb::module_& m) {
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
   m.def(
       "memory_plan",
-      [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk) {
+      [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk, int extra_windows) {
         const Shape s = shape_from(shape);
-        const CacheBytes b = cache_bytes(s, context, retain, chunk);
+        const CacheBytes b = cache_bytes(s, context, retain, chunk, extra_windows);
         nb::dict d;
         d["window"] = b.window;
         d["compressed"] = b.compressed;
@@ -211,7 +213,7 @@ void bind_model(nb::module_& m) {
         return d;
       },
       nb::arg("shape"), nb::arg("activations"), nb::arg("context"), nb::arg("retain"), nb::arg("chunk"),
-      "Bytes of a session: caches reserved for the whole context, scratch of one chunk.");
+      nb::arg("extra_windows") = 0, "Bytes of a session: caches reserved for the whole context, scratch of one chunk.");
   m.def(
       "rope",
       [](const nb::dict& shape, bool yarn, int64_t first, int n) {

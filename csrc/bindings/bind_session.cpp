@@ -169,12 +169,12 @@ class SessionHandle {
   nb::tuple draft_row(int i, int32_t previous) {
     const Turn turn(*this);
     auto out = make_array<float>({static_cast<size_t>(session_->model().shape.vocab)});
-    float confidence = 0.f;
+    Drafter::Signals signals{};
     {
       const nb::gil_scoped_release release;
-      confidence = drafter().row(i, previous, out.data());
+      signals = drafter().row(i, previous, out.data());
     }
-    return nb::make_tuple(out, confidence);
+    return nb::make_tuple(out, signals.confidence, signals.top);
   }
 
   Drafter& drafter() {
@@ -276,7 +276,7 @@ void bind_session(nb::module_& m) {
       .def("draft_start", &SessionHandle::draft_start, nb::arg("anchor"), nb::arg("n_rows"),
            "Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.")
       .def("draft_row", &SessionHandle::draft_row, nb::arg("i"), nb::arg("previous"),
-           "Logits [vocab] of the i-th draft after `previous`, and the confidence head's logit.")
+           "Of the i-th draft after `previous`: logits [vocab], the confidence head's logit, the largest probability.")
       .def("drop_drafter", with([](Session& s) { s.drop_drafter(); }))
       .def("draft_settle", with([](Session& s) {
              if (s.drafter() != nullptr) s.drafter()->settle(nullptr);

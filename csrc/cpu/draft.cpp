@@ -85,6 +85,22 @@ void CpuBackend::draft_attend(const DraftAttendArgs& a) {
   });
 }
 
+namespace {
+
+// Largest probability of a row: 64 accumulators, then pairwise.
+float top_probability(const float* logits, int n) {
+  float max = logits[0];
+  for (int k = 1; k < n; ++k) max = ds4_max(max, logits[k]);
+  alignas(64) float sum[kPlaces] = {};
+  for (int k = 0; k < n; k += kPlaces) {
+    const int m = n - k < kPlaces ? n - k : kPlaces;
+    for (int j = 0; j < m; ++j) sum[j] = sum[j] + ds4_exp(logits[k + j] - max);
+  }
+  return 1.0f / sum_places(sum, kPlaces);
+}
+
+}  // namespace
+
 void CpuBackend::collapse(const CollapseArgs& a) {
   const int c = s_.n_streams, d = s_.hidden;
   loop(a.n, [&](int64_t i, int) { collapse_row(a.stream + i * c * d, a.mix + i * c, c, d, round_, a.x + i * d); });
@@ -101,6 +117,7 @@ void CpuBackend::markov(const MarkovArgs& a) {
                                {a.confidence, 0, 1, XRows{joined, d + rank, nullptr}, a.confidence_out, 1, false}};
   linear(products, 2, 1);
   for (int k = 0; k < vocab; ++k) a.logits[k] = a.base[k] + bias[k];
+  *a.top = top_probability(a.logits, vocab);
 }
 
 }  // namespace ds4::cpu::DS4_ISA

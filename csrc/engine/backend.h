@@ -229,6 +229,7 @@ struct MarkovArgs {  // one draft row: logits given the token before it, and the
   const float* base;  // [vocab] logits of the block
   float* logits;          // [vocab] out
   float* confidence_out;  // [1]
+  float* top;             // [1] probability of the likeliest token at temperature 1
 };
 
 class Backend {

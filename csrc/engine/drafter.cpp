@@ -22,29 +22,34 @@ std::unique_ptr<Backend> DrafterModel::make_backend() const {
   return cpu::make_backend(target->isa, shape, target->activations, *target->pool);
 }
 
+Drafter::Sizes Drafter::sizes_of(const DrafterModel& model, int64_t chunk) {
+  const Shape& s = model.shape;
+  const int block = model.sizes.block;
+  Sizes z;
+  z.capacity = std::min(std::max(chunk, kBatch), s.window + kSlack);
+  const int64_t angles = std::max<int64_t>(kBatch, block) * (s.rope_dim / 2);
+  const int64_t bytes[6] = {z.capacity * model.main_dim() * 4, kBatch * s.hidden * 4,
+                            static_cast<int64_t>(block) * s.window_row_bytes(), static_cast<int64_t>(block) * s.hidden * 4,
+                            angles * 4, angles * 4};
+  for (int i = 0; i < 6; ++i) z.total += z.parts[i] = aligned(static_cast<size_t>(bytes[i]));
+  z.scratch = lay_out(s, model.target->activations, block, block, nullptr, nullptr);
+  z.total += z.scratch;
+  return z;
+}
+
+size_t Drafter::bytes(const DrafterModel& model, int64_t chunk) { return sizes_of(model, chunk).total; }
+
 Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_t chunk)
     : model_(std::move(model)), state_(state), backend_(model_->make_backend()) {
-  const Shape& s = model_->shape;
-  const int block = model_->sizes.block;
-  capacity_ = std::min(std::max(chunk, kBatch), s.window + kSlack);
-  const int64_t angles = std::max<int64_t>(kBatch, block) * (s.rope_dim / 2);
-  const size_t sizes[] = {
-      aligned(static_cast<size_t>(capacity_ * model_->main_dim()) * sizeof(float)),
-      aligned(static_cast<size_t>(kBatch * s.hidden) * sizeof(float)),
-      aligned(static_cast<size_t>(block) * s.window_row_bytes()),
-      aligned(static_cast<size_t>(block) * s.hidden * sizeof(float)),
-      aligned(static_cast<size_t>(angles) * sizeof(float)),
-      aligned(static_cast<size_t>(angles) * sizeof(float)),
-  };
-  for (size_t bytes : sizes) own_bytes_ += bytes;
-  const Activations mode = model_->target->activations;
-  own_bytes_ += lay_out(s, mode, block, block, nullptr, nullptr);
+  const Sizes z = sizes_of(*model_, chunk);
+  capacity_ = z.capacity;
+  own_bytes_ = z.total;
   own_base_ = static_cast<uint8_t*>(backend_->alloc(own_bytes_));
   uint8_t* at = own_base_;
   size_t i = 0;
   const auto take = [&] {
     uint8_t* p = at;
-    at += sizes[i++];
+    at += z.parts[i++];
     return p;
   };
   main_ = reinterpret_cast<float*>(take());
@@ -53,7 +58,7 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_
   collapsed_ = reinterpret_cast<float*>(take());
   cos_ = reinterpret_cast<float*>(take());
   sin_ = reinterpret_cast<float*>(take());
-  lay_out(s, mode, block, block, at, &t_);
+  lay_out(model_->shape, model_->target->activations, model_->sizes.block, model_->sizes.block, at, &t_);
   filled_ = state_.position();
   state_.raise_extra_low(filled_);
 }
@@ -148,7 +153,7 @@ void Drafter::stage(int i) {
   backend_->hc_write({n, t_.y, t_.post, t_.comb, t_.stream});
 }
 
-float Drafter::row(int i, int32_t previous, float* logits) {
+Drafter::Signals Drafter::row(int i, int32_t previous, float* logits) {
   const Shape& s = model_->shape;
   if (i < 0 || i >= n_rows_)
     throw StateError("[draft] row " + std::to_string(i) + " of a draft of " + std::to_string(n_rows_) +
@@ -157,11 +162,12 @@ float Drafter::row(int i, int32_t previous, float* logits) {
     throw TokenError("[draft] the token before is " + std::to_string(previous) + "; expected 0 .. " + std::to_string(s.vocab - 1));
   const FlushSubnormals flush;
   backend_->set_poll(nullptr);
-  float confidence = 0.f;
+  Signals signals{};
   const DrafterWeights& w = model_->weights;
   backend_->markov({previous, &w.markov_embed, &w.markov_head, &w.confidence, collapsed_ + static_cast<int64_t>(i) * s.hidden,
-                    t_.logits + static_cast<int64_t>(i) * s.vocab, logits, &confidence});
-  return confidence;
+                    t_.logits + static_cast<int64_t>(i) * s.vocab, logits, &signals.confidence,
+                    &signals.top});
+  return signals;
 }
 
 std::vector<float> Drafter::captured() const {

@@ -43,7 +43,8 @@ class Drafter {
   Drafter& operator=(const Drafter&) = delete;
 
   const DrafterModel& model() const { return *model_; }
-  size_t bytes() const { return own_bytes_; }
+  // Bytes of a session's drafter beside its rings in the state.
+  static size_t bytes(const DrafterModel& model, int64_t chunk);
 
   // Around a run of the target: capture() sees the stream that enters every layer, commit() follows the state's.
   void begin(int64_t n);
@@ -55,10 +56,13 @@ class Drafter {
   void settle(Poll* poll);
 
   // Drafts after `anchor`, the token that the target chose for state.position(). start() runs the stages; row(i)
-  // then gives the logits [vocab] of the i-th draft, i < n_rows, when the token before it is `previous`, and returns
-  // the confidence head's logit. Rows may be asked for in any order, and again.
+  // then gives the logits [vocab] of the i-th draft, i < n_rows, when the token before it is `previous`, with the
+  // confidence head's logit and the probability of the likeliest token. Rows may be asked for in any order, and again.
   void start(int32_t anchor, int n_rows, Poll* poll);
-  float row(int i, int32_t previous, float* logits);
+  struct Signals {
+    float confidence, top;
+  };
+  Signals row(int i, int32_t previous, float* logits);
 
   // Context rows that a draft would see now, at most `window`.
   int64_t n_context() const;
@@ -66,6 +70,11 @@ class Drafter {
   std::vector<float> captured() const;
 
  private:
+  struct Sizes {
+    int64_t capacity = 0;
+    size_t parts[6] = {}, scratch = 0, total = 0;
+  };
+  static Sizes sizes_of(const DrafterModel& model, int64_t chunk);
   void stage(int i);
   RowRing window(int stage) const { return state_.window(model_->target->shape.n_layers + stage); }
 
