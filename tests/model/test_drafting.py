@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.golden import load
 
 from ds4v41 import _ext
+from ds4v41.checkpoint.convert import convert_drafter
 from ds4v41.drafter import Drafter
 from ds4v41.errors import CheckpointError, NumericsError, OptionError, StateError
 from ds4v41.generation import GenerationOptions, TokenStream
 from ds4v41.model import Model
 from ds4v41.session import Session
+from tests.golden import load
 
 CONTEXT = 256
 
@@ -402,6 +404,26 @@ def test_a_drafter_belongs_to_one_model(tiny: tuple[Model, Drafter], nano: tuple
         Drafter.open(load.checkpoint_folder("bf16"), nano[0])
     own = Drafter.open(load.checkpoint_folder("fp8fp4"), tiny[0])
     assert (own.block_size, own.n_stages) == (5, 3) and "3 stages" in repr(own)
+
+
+@pytest.mark.parametrize("recipe", ["f16", "q4"])
+def test_a_drafter_file_drafts(nano: tuple[Model, Drafter], recipe: str, tmp_path: Path) -> None:
+    model, own = nano
+    convert_drafter(model.path, tmp_path / "d.gguf", recipe, threads=1)
+    drafter = Drafter.open(tmp_path / "d.gguf", model)
+    prompt = model.tokenizer.encode("def add(a, b):\n", add_bos=True)
+    _, drafted = both(model, drafter, prompt, temperature=0.0, max_tokens=60, drafting=5)
+    _, reference = both(model, own, prompt, temperature=0.0, max_tokens=60, drafting=5)
+    assert drafted.stats.drafter is not None and reference.stats.drafter is not None
+    assert drafted.stats.drafter.accepted > 0.6 * reference.stats.drafter.accepted > 0
+
+
+def test_the_command_line_shows_what_drafting_did(call: Any) -> None:
+    options = ("generate", "def add(a, b):", "--max-tokens", "40", "--temperature", "0", "--stats")
+    plain, drafted = call(*options), call(*options, "--drafter", "own")
+    assert plain.out == drafted.out
+    assert "drafter:" in drafted.err and "drafter:" not in plain.err
+    assert call("generate", "x", "--drafter", "nowhere.gguf").code != 0
 
 
 @pytest.mark.parametrize("wrong", [6, -1, True, "always", 2.5])
