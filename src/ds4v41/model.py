@@ -244,6 +244,10 @@ class Model:
         from .session import Session
 
         if drafter is not None:
+            from .drafter import Drafter
+
+            if not isinstance(drafter, Drafter):
+                raise OptionError(f"drafter: expected a Drafter (see Drafter.open) or None, found {drafter!r}")
             drafter.check_for(self)
         plan, rows = self.plan(context, drafter=drafter, retain=retain, chunk=chunk)
         size = self.config.max_position_embeddings if context is None else context

@@ -130,7 +130,7 @@ class Stats:
     engram_wait: float = 0.0
     """Seconds that layers of this session waited for Engram rows, in all: what the disk cost. `Model.engram` has the
     rest."""
-    drafter: DrafterStats | None = None
+    drafter: DrafterStats | None = field(default=None, repr=False)
     """What drafting did in the last call; None when the session has no drafter or did not use it."""
 
     @property
