@@ -277,6 +277,8 @@ void bind_session(nb::module_& m) {
            "Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.")
       .def("draft_row", &SessionHandle::draft_row, nb::arg("i"), nb::arg("previous"),
            "Of the i-th draft after `previous`: logits [vocab], the confidence head's logit, the largest probability.")
+      .def_prop_ro("drafter_fault", with([](Session& s) { return s.drafter_fault(); }),
+                   "Why the session dropped its drafter itself; empty while it works.")
       .def("drop_drafter", with([](Session& s) { s.drop_drafter(); }))
       .def("draft_settle", with([](Session& s) {
              if (s.drafter() != nullptr) s.drafter()->settle(nullptr);

@@ -14,6 +14,18 @@ namespace {
 constexpr int64_t kBatch = 64;  // captured rows that are projected together
 constexpr int64_t kSlack = 256;  // rows kept beyond the window, so that going back a little finds a full one
 
+// The back end asks `poll` while this lives, and nobody afterwards: the caller's poll may be gone then.
+class Polled {
+ public:
+  Polled(Backend& backend, Poll* poll) : backend_(backend) { backend_.set_poll(poll); }
+  ~Polled() { backend_.set_poll(nullptr); }
+  Polled(const Polled&) = delete;
+  Polled& operator=(const Polled&) = delete;
+
+ private:
+  Backend& backend_;
+};
+
 size_t aligned(size_t bytes) { return (bytes + 255) & ~size_t{255}; }
 
 }  // namespace
@@ -66,6 +78,7 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_
 Drafter::~Drafter() { backend_->free(own_base_, own_bytes_); }
 
 void Drafter::begin(int64_t n) {
+  backend_->set_poll(nullptr);
   if (state_.position() - filled_ + n > capacity_) settle(nullptr);
   skipped_ = std::max<int64_t>(0, n - capacity_);
 }
@@ -94,7 +107,7 @@ void Drafter::follow() {
 
 void Drafter::settle(Poll* poll) {
   const FlushSubnormals flush;
-  backend_->set_poll(poll);
+  const Polled polled(*backend_, poll);
   const int64_t first = filled_, total = state_.position() - filled_, wide = model_->main_dim();
   for (int64_t done = 0; done < total; done += kBatch) {
     const int n = static_cast<int>(std::min(kBatch, total - done));
@@ -120,10 +133,10 @@ void Drafter::start(int32_t anchor, int n_rows, Poll* poll) {
   if (n_rows < 1 || n_rows > block)
     throw OptionError("[draft] expected 1 to " + std::to_string(block) + " rows, got " + std::to_string(n_rows));
   if (state_.position() == 0) throw StateError("[draft] there is nothing to draft from: the session is empty");
+  n_rows_ = 0;
   settle(poll);
   const FlushSubnormals flush;
-  backend_->set_poll(poll);
-  n_rows_ = 0;
+  const Polled polled(*backend_, poll);
   t_.tokens[0] = anchor;
   for (int i = 1; i < block; ++i) t_.tokens[i] = model_->sizes.noise;
   fill_rope(model_->target->frequencies, state_.position(), block, cos_, sin_);
@@ -161,7 +174,6 @@ Drafter::Signals Drafter::row(int i, int32_t previous, float* logits) {
   if (previous < 0 || previous >= s.vocab)
     throw TokenError("[draft] the token before is " + std::to_string(previous) + "; expected 0 .. " + std::to_string(s.vocab - 1));
   const FlushSubnormals flush;
-  backend_->set_poll(nullptr);
   Signals signals{};
   const DrafterWeights& w = model_->weights;
   backend_->markov({previous, &w.markov_embed, &w.markov_head, &w.confidence, collapsed_ + static_cast<int64_t>(i) * s.hidden,

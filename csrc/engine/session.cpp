@@ -82,7 +82,7 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
   const PendingGuard guard(state_, model_->shape.n_sources());
   reserve_scratch(n, n_logits);
   backend_->set_poll(poll);
-  if (drafter_) drafter_->begin(n);
+  beside([&](Drafter& d) { d.begin(n); });
   state_.prepare(n);
   try {
     start(tokens, n);
@@ -103,7 +103,7 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
 }
 
 std::shared_ptr<Mark> Session::mark() {
-  if (drafter_) drafter_->settle(nullptr);
+  beside([](Drafter& d) { d.settle(nullptr); });
   return state_.mark();
 }
 
@@ -176,7 +176,7 @@ void Session::layer(int l, int n, Poll* poll, Trace* trace) {
     if (trace != nullptr) trace->tap(l, "engram_out", t_.stream, {n, c, d});
   }
   if (trace != nullptr) trace->after_engram(l, t_.stream, n);
-  if (drafter_) drafter_->capture(l, n, t_.stream);
+  beside([&](Drafter& d) { d.capture(l, n, t_.stream); });
 
   backend_->hc_read({n, t_.stream, t_.mix, &w.hc_attn, t_.x, t_.xq, t_.pre, t_.post, t_.comb});
   if (trace != nullptr) {

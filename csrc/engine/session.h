@@ -1,7 +1,9 @@
 // One session: its state and the runs that advance it. Not thread-safe; the binding guards it.
 #pragma once
 
+#include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "engine/drafter.h"
@@ -44,11 +46,24 @@ class Session {
   // Null without one, or after drop_drafter(): what a caller does when the drafter failed.
   Drafter* drafter() { return drafter_.get(); }
   void drop_drafter() { drafter_.reset(); }
+  // Why the session dropped it itself: it failed beside a run, which went on. Empty while it works.
+  const std::string& drafter_fault() const { return drafter_fault_; }
 
   size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
   const FeedCounters& engram_counters() const { return feed_.counters(); }
 
  private:
+  // Work of the drafter beside the target's: a failure drops the drafter and nothing else.
+  template <class F>
+  void beside(F f) {
+    if (!drafter_) return;
+    try {
+      f(*drafter_);
+    } catch (const std::exception& error) {
+      drafter_fault_ = error.what();
+      drafter_.reset();
+    }
+  }
   void check_tokens(const int32_t* tokens, int64_t n) const;
   void check_finite(int64_t n) const;
   void reserve_scratch(int64_t n, int64_t n_logits);
@@ -63,6 +78,7 @@ class Session {
   std::unique_ptr<Backend> backend_;
   State state_;
   std::unique_ptr<Drafter> drafter_;
+  std::string drafter_fault_;
   int64_t chunk_;
   uint8_t* scratch_base_ = nullptr;
   size_t scratch_bytes_ = 0;

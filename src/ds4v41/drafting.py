@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .admission import Admission, AdmissionConfig
-from .errors import Cancelled, Ds4Error, StateError
+from .errors import Cancelled, Ds4Error, NumericsError, StateError
 from .sampling import Sampler
 
 if TYPE_CHECKING:
@@ -161,7 +161,10 @@ class DraftingSteps:
         if not drafts:
             return self._serial(token, draft_ms)
         before = time.perf_counter()
-        rows: list[Row] = list(self._session.verify([token, *drafts]))
+        try:
+            rows: list[Row] = list(self._session.verify([token, *drafts]))
+        except NumericsError:  # of a row that serial decoding may never see: let it say so itself
+            return self._serial(token, draft_ms)
         verify_ms = 1e3 * (time.perf_counter() - before)
         self._session.stats.add_decode(1, (draft_ms + verify_ms) / 1e3)
         self._cycle, self._hits = (draft_ms, verify_ms, len(drafts)), 0

@@ -82,6 +82,8 @@ class Session:
     @property
     def drafter_fault(self) -> str | None:
         """Why drafting is off for this session, after the drafter failed; None while it works."""
+        if self._fault is None and self._drafter is not None and self._ext.drafter_fault:
+            self._note_fault(self._ext.drafter_fault)
         return self._fault
 
     @property
@@ -229,6 +231,7 @@ class Session:
 
     def feed(self, token: int) -> NDArray[np.float32]:
         """Append one generated token; the logits after it: [vocab]."""
+        self.drop_ahead()
         self._last_row = None
         rows = self._ext.run(np.array([token], np.int32), "last")
         assert rows is not None
@@ -295,10 +298,13 @@ class Session:
 
     def drop_drafter(self, reason: str) -> None:
         """The drafter failed: no more drafts in this session. What the session computed is not touched by it."""
+        self._note_fault(reason)
+        self._ext.drop_drafter()
+
+    def _note_fault(self, reason: str) -> None:
         self._fault = reason
         if self._stats.drafter is not None:
             self._stats.drafter.off_reason = reason
-        self._ext.drop_drafter()
 
     # ---- going back --------------------------------------------------------------------------------------------
 

@@ -364,6 +364,27 @@ def test_a_failed_verify_leaves_the_session_as_it_was(tiny: tuple[Model, Drafter
     assert np.array_equal(session.step([9]), plain.step([9]))
 
 
+def test_bad_numbers_of_draft_rows_are_left_to_serial_decoding(tiny: tuple[Model, Drafter]) -> None:
+    """A row that serial decoding would not compute cannot end a text."""
+    model, drafter = tiny
+    want = drawn(model.session(CONTEXT), [5, 6], temperature=0.0, max_tokens=20)
+    session = model.session(CONTEXT, drafter=drafter)
+    real = session._ext
+
+    class NoVerify:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def run(self, tokens: np.ndarray, logits: str, *rest: Any) -> Any:
+            if logits == "all" and len(tokens) > 1:
+                raise NumericsError("injected")
+            return real.run(tokens, logits, *rest)
+
+    session._ext = NoVerify()  # type: ignore[assignment]
+    assert drawn(session, [5, 6], temperature=0.0, max_tokens=20, drafting=3) == want
+    assert session.drafter_fault is None and session.tokens[:2] == [5, 6]
+
+
 def test_a_failed_rollback_refuses_until_rewound(tiny: tuple[Model, Drafter]) -> None:
     model, drafter = tiny
     session, plain = model.session(CONTEXT, drafter=drafter), model.session(CONTEXT)
