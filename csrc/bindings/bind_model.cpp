@@ -94,6 +94,47 @@ struct ModelHandle {
   std::vector<nb::object> owners;
 };
 
+struct DrafterBuilderHandle {
+  DrafterBuilder builder;
+  std::vector<nb::object> owners;  // the target's handle first
+};
+
+struct DrafterHandle {
+  std::shared_ptr<const DrafterModel> drafter;
+  std::vector<nb::object> owners;
+};
+
+void bind_drafter_builder(nb::module_& m) {
+  using B = DrafterBuilderHandle;
+  nb::class_<B>(m, "DrafterBuilder", "Puts a drafter together from named tensors.")
+      .def(
+          "__init__",
+          [](B* self, nb::object target, int block, int noise, int markov_rank, std::vector<int> target_layers, int n_stages,
+             int n_experts, int top_k) {
+            DraftSizes sizes{block, noise, markov_rank, std::move(target_layers)};
+            new (self) B{DrafterBuilder(nb::cast<ModelHandle&>(target).model, std::move(sizes), n_stages, n_experts, top_k), {target}};
+          },
+          nb::arg("target"), nb::kw_only(), nb::arg("block"), nb::arg("noise"), nb::arg("markov_rank"), nb::arg("target_layers"),
+          nb::arg("n_stages"), nb::arg("n_experts"), nb::arg("top_k"))
+      .def(
+          "matrix",
+          [](B& self, const std::string& name, const std::string& type, int64_t rows, int64_t cols, const Bytes& data,
+             const std::optional<Bytes>& scale) {
+            self.builder.matrix(name, type, rows, cols, data.data(), static_cast<int64_t>(data.size()),
+                                scale ? scale->data() : nullptr, scale ? static_cast<int64_t>(scale->size()) : 0);
+          },
+          nb::arg("name"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("data"), nb::arg("scale") = nb::none())
+      .def("vector", [](B& self, const std::string& name,
+                        const Floats1& data) { self.builder.vector(name, data.data(), static_cast<int64_t>(data.size())); })
+      .def("keep", [](B& self, nb::object owner) { self.owners.push_back(std::move(owner)); })
+      .def("build", [](B& self) { return new DrafterHandle{self.builder.build(), std::move(self.owners)}; });
+  nb::class_<DrafterHandle>(m, "Drafter", "A drafter's weights, shared by the sessions of its target.")
+      .def("session_bytes", [](const DrafterHandle& h, int64_t chunk) { return Drafter::bytes(*h.drafter, chunk); }, nb::arg("chunk"),
+           "Bytes that a session takes for it, beside its rings.")
+      .def_prop_ro("block", [](const DrafterHandle& h) { return h.drafter->sizes.block; })
+      .def_prop_ro("n_stages", [](const DrafterHandle& h) { return h.drafter->n_stages(); });
+}
+
 void bind_builder(nb::module_& m) {
   nb::class_<Builder>(m, "ModelBuilder", "Puts a model together from named tensors.")
       .def(
@@ -138,10 +179,15 @@ void bind_builder(nb::module_& m) {
 
 }  // namespace
 
+std::shared_ptr<const DrafterModel> drafter_of(nb::handle handle) {
+  return handle.is_none() ? nullptr : nb::cast<DrafterHandle&>(handle).drafter;
+}
+
 std::shared_ptr<const Model> model_of(nb::handle handle) { return nb::cast<ModelHandle&>(handle).model; }
 
 void bind_model(nb::module_& m) {
   bind_builder(m);
+  bind_drafter_builder(m);
   nb::class_<ModelHandle>(m, "Model", "Weights and worker threads, shared by sessions.")
       .def_prop_ro("isa", [](const ModelHandle& h) { return std::string(h.model->make_backend()->name()); })
       .def_prop_ro("threads", [](const ModelHandle& h) { return h.model->pool->n_threads(); })
@@ -155,9 +201,9 @@ void bind_model(nb::module_& m) {
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
   m.def(
       "memory_plan",
-      [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk) {
+      [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk, int extra_windows) {
         const Shape s = shape_from(shape);
-        const CacheBytes b = cache_bytes(s, context, retain, chunk);
+        const CacheBytes b = cache_bytes(s, context, retain, chunk, extra_windows);
         nb::dict d;
         d["window"] = b.window;
         d["compressed"] = b.compressed;
@@ -167,7 +213,7 @@ void bind_model(nb::module_& m) {
         return d;
       },
       nb::arg("shape"), nb::arg("activations"), nb::arg("context"), nb::arg("retain"), nb::arg("chunk"),
-      "Bytes of a session: caches reserved for the whole context, scratch of one chunk.");
+      nb::arg("extra_windows") = 0, "Bytes of a session: caches reserved for the whole context, scratch of one chunk.");
   m.def(
       "rope",
       [](const nb::dict& shape, bool yarn, int64_t first, int n) {

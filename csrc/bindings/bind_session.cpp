@@ -18,6 +18,7 @@
 namespace ds4::py {
 
 std::shared_ptr<const Model> model_of(nb::handle handle);
+std::shared_ptr<const DrafterModel> drafter_of(nb::handle handle);
 
 namespace {
 
@@ -129,8 +130,9 @@ Logits parse_logits(const std::string& name) {
 // Guards one engine session: one call at a time, never after close().
 class SessionHandle {
  public:
-  SessionHandle(nb::object model, int64_t context, int64_t retain, int64_t chunk) : model_(std::move(model)) {
-    session_.reset(new Session(model_of(model_), context, retain, chunk));
+  SessionHandle(nb::object model, int64_t context, int64_t retain, int64_t chunk, nb::object drafter)
+      : model_(std::move(model)), drafter_(std::move(drafter)) {
+    session_.reset(new Session(model_of(model_), context, retain, chunk, drafter_of(drafter_)));
   }
 
   class Turn {
@@ -157,6 +159,27 @@ class SessionHandle {
       session_->run(tokens.data(), static_cast<int64_t>(tokens.size()), want, out.data(), poll, trace);
     });
     return rows == 0 ? std::nullopt : std::optional(std::move(out));
+  }
+
+  void draft_start(int32_t anchor, int n_rows) {
+    const Turn turn(*this);
+    guarded(nb::none(), [&](Poll* poll) { drafter().start(anchor, n_rows, poll); });
+  }
+
+  nb::tuple draft_row(int i, int32_t previous) {
+    const Turn turn(*this);
+    auto out = make_array<float>({static_cast<size_t>(session_->model().shape.vocab)});
+    Drafter::Signals signals{};
+    {
+      const nb::gil_scoped_release release;
+      signals = drafter().row(i, previous, out.data());
+    }
+    return nb::make_tuple(out, signals.confidence, signals.top);
+  }
+
+  Drafter& drafter() {
+    if (session_->drafter() == nullptr) throw StateError("[draft] this session has no drafter");
+    return *session_->drafter();
   }
 
   void truncate(int64_t position) {
@@ -188,7 +211,7 @@ class SessionHandle {
     poll.rethrow();
   }
 
-  nb::object model_;  // keeps the weights mapped
+  nb::object model_, drafter_;  // keep the weights mapped
   std::unique_ptr<Session, LeakInFork<Session>> session_;
   std::mutex mutex_;
   std::atomic<bool> cancel_{false};
@@ -209,8 +232,8 @@ void bind_session(nb::module_& m) {
       .def_ro("position", &Mark::position)
       .def_ro("valid", &Mark::valid);
   nb::class_<SessionHandle>(m, "Session", "State and runs of one session.")
-      .def(nb::init<nb::object, int64_t, int64_t, int64_t>(), nb::arg("model"), nb::arg("context"), nb::arg("retain"),
-           nb::arg("chunk"))
+      .def(nb::init<nb::object, int64_t, int64_t, int64_t, nb::object>(), nb::arg("model"), nb::arg("context"),
+           nb::arg("retain"), nb::arg("chunk"), nb::arg("drafter").none() = nb::none())
       .def(
           "run",
           [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::object tick) {
@@ -243,12 +266,32 @@ void bind_session(nb::module_& m) {
              return d;
            }),
            "wait_seconds that layers waited for rows; runs; requests that an expectation had begun early.")
-      .def("mark", with([](Session& s) { return s.state().mark(); }))
+      .def("mark", with([](Session& s) { return s.mark(); }))
       .def("truncate", &SessionHandle::truncate, nb::arg("position"))
       .def("truncate_to_mark",
            [](SessionHandle& h, const std::shared_ptr<Mark>& mark) {
              const SessionHandle::Turn turn(h);
              h.session().truncate(*mark);
+           })
+      .def("draft_start", &SessionHandle::draft_start, nb::arg("anchor"), nb::arg("n_rows"),
+           "Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.")
+      .def("draft_row", &SessionHandle::draft_row, nb::arg("i"), nb::arg("previous"),
+           "Of the i-th draft after `previous`: logits [vocab], the confidence head's logit, the largest probability.")
+      .def_prop_ro("drafter_fault", with([](Session& s) { return s.drafter_fault(); }),
+                   "Why the session dropped its drafter itself; empty while it works.")
+      .def("drop_drafter", with([](Session& s) { s.drop_drafter(); }))
+      .def("draft_settle", with([](Session& s) {
+             if (s.drafter() != nullptr) s.drafter()->settle(nullptr);
+           }))
+      .def_prop_ro("draft_context", with([](Session& s) { return s.drafter() != nullptr ? s.drafter()->n_context() : 0; }),
+                   "Rows of the target that a draft would see now.")
+      .def("draft_captured", [](SessionHandle& h) {
+             const SessionHandle::Turn turn(h);
+             const Drafter& d = h.drafter();
+             const auto rows = d.captured();
+             auto out = make_array<float>({rows.size() / d.model().main_dim(), static_cast<size_t>(d.model().main_dim())});
+             std::copy(rows.begin(), rows.end(), out.data());
+             return out;
            })
       .def("cancel", &SessionHandle::cancel, "From any thread: stops the run in progress (and the next one).")
       .def("clear_cancel", &SessionHandle::clear_cancel)

@@ -32,6 +32,12 @@ class CpuBackend final : public Backend {
   void route(const RouteArgs&) override;
   void moe(const MoeArgs&) override;
   void head(const HeadArgs&) override;
+  void stream_mean(const StreamMeanArgs&) override;
+  void draft_main(const DraftMainArgs&) override;
+  void draft_window(const DraftWindowArgs&) override;
+  void draft_attend(const DraftAttendArgs&) override;
+  void collapse(const CollapseArgs&) override;
+  void markov(const MarkovArgs&) override;
 
  private:
   // One product for linear(): `rows` rows of m from row0, into out[i * ldo + r].

@@ -177,6 +177,61 @@ struct HeadArgs {
   float* logits;  // [n][vocab]
 };
 
+struct StreamMeanArgs {  // what the drafter keeps of a target layer's input
+  int n;
+  const float* stream;  // [n][C][D]
+  float* out;           // row i at out + i * stride: [D]
+  int64_t stride;
+};
+
+struct DraftMainArgs {  // kept rows of the target -> the drafter's input, normed (quantised in mode fp8)
+  int n;
+  const float* main;  // [n][targets D]
+  const Matrix* w;    // [D, targets D]
+  const float* norm;
+  float* x;  // [n][D]
+};
+
+struct DraftWindowArgs {  // context rows of one draft stage
+  int n;
+  int64_t position;  // of row 0
+  const float* x;    // from draft_main
+  const AttentionWeights* w;
+  Rope rope;
+  RowRing window;  // rows position .. position + n - 1 are written
+};
+
+struct DraftAttendArgs {  // every row sees all context rows and all rows of the block
+  int n;
+  int64_t position;  // of block row 0; context rows are first .. position - 1 (at most `window` of them)
+  int64_t first;
+  const float* q;
+  RowRing window;
+  RowRing block;
+  const float* sink;
+  Rope rope;
+  float* o;  // [n][H][hd], un-rotated
+};
+
+struct CollapseArgs {
+  int n;
+  const float* stream;
+  const float* mix;
+  float* x;  // [n][D], not normed
+};
+
+struct MarkovArgs {  // one draft row: logits given the token before it, and the confidence in it
+  int32_t previous;
+  const Matrix* embed;       // [vocab, rank]
+  const Matrix* head;        // [vocab, rank]
+  const Matrix* confidence;  // [1, D + rank]
+  const float* x;     // [D] collapsed, not normed
+  const float* base;  // [vocab] logits of the block
+  float* logits;          // [vocab] out
+  float* confidence_out;  // [1]
+  float* top;             // [1] probability of the likeliest token at temperature 1
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -203,6 +258,14 @@ class Backend {
   virtual void route(const RouteArgs&) = 0;
   virtual void moe(const MoeArgs&) = 0;
   virtual void head(const HeadArgs&) = 0;
+
+  // For the drafter.
+  virtual void stream_mean(const StreamMeanArgs&) = 0;
+  virtual void draft_main(const DraftMainArgs&) = 0;
+  virtual void draft_window(const DraftWindowArgs&) = 0;
+  virtual void draft_attend(const DraftAttendArgs&) = 0;
+  virtual void collapse(const CollapseArgs&) = 0;
+  virtual void markov(const MarkovArgs&) = 0;
 };
 
 }  // namespace ds4

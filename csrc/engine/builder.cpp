@@ -90,6 +90,13 @@ void expert_slots(Slots& t, const Shape& s, const std::string& p, ExpertWeights&
   t.matrix(p + "w3.weight", w.w3, s.expert_dim, s.hidden);
 }
 
+void moe_slots(Slots& t, const Shape& s, const std::string& p, MoeWeights& w) {
+  t.matrix(p + "gate.weight", w.gate, s.n_experts, s.hidden);
+  t.vector(p + "gate.bias", w.bias, s.n_experts);
+  for (int e = 0; e < s.n_experts; ++e) expert_slots(t, s, p + "experts." + std::to_string(e) + ".", w.experts[e]);
+  expert_slots(t, s, p + "shared_experts.", w.shared);
+}
+
 void layer_slots(Slots& t, const Shape& s, int l, LayerWeights& w) {
   const std::string p = "layers." + std::to_string(l) + ".";
   hc_slots(t, s, p, "attn", w.hc_attn);
@@ -102,11 +109,29 @@ void layer_slots(Slots& t, const Shape& s, int l, LayerWeights& w) {
     t.vector(p + "engram.k_weight", w.engram.k_weight, cd);
     t.matrix(p + "engram.wkv.weight", w.engram.wkv, cd + s.hidden, static_cast<int64_t>(s.engram_columns) * s.engram_dim);
   }
-  t.matrix(p + "ffn.gate.weight", w.moe.gate, s.n_experts, s.hidden);
-  t.vector(p + "ffn.gate.bias", w.moe.bias, s.n_experts);
-  for (int e = 0; e < s.n_experts; ++e)
-    expert_slots(t, s, p + "ffn.experts." + std::to_string(e) + ".", w.moe.experts[e]);
-  expert_slots(t, s, p + "ffn.shared_experts.", w.moe.shared);
+  moe_slots(t, s, p + "ffn.", w.moe);
+}
+
+Slots drafter_slots(DrafterModel& model) {
+  Slots t;
+  const Shape& s = model.shape;
+  DrafterWeights& w = model.weights;
+  const int rank = model.sizes.markov_rank;
+  for (size_t i = 0; i < w.stages.size(); ++i) {
+    const std::string p = "mtp." + std::to_string(i) + ".";
+    hc_slots(t, s, p, "attn", w.stages[i].hc_attn);
+    hc_slots(t, s, p, "ffn", w.stages[i].hc_ffn);
+    attention_slots(t, s, p + "attn.", w.stages[i].attn);
+    moe_slots(t, s, p + "ffn.", w.stages[i].moe);
+  }
+  const std::string last = "mtp." + std::to_string(w.stages.size() - 1) + ".";
+  t.matrix("mtp.0.main_proj.weight", w.main_proj, s.hidden, model.main_dim());
+  t.vector("mtp.0.main_norm.weight", w.main_norm, s.hidden);
+  t.vector(last + "norm.weight", w.norm, s.hidden);
+  t.matrix(last + "markov_head.embed.weight", w.markov_embed, s.vocab, rank);
+  t.matrix(last + "markov_head.head.weight", w.markov_head, s.vocab, rank);
+  t.matrix(last + "confidence_head.proj.weight", w.confidence, 1, s.hidden + rank);
+  return t;
 }
 
 Slots all_slots(Model& model) {
@@ -152,9 +177,10 @@ ModelBuilder::ModelBuilder(Shape shape, Activations activations) : model_(std::m
   slots_ = std::make_shared<ModelBuilderSlots>(ModelBuilderSlots{all_slots(*model_)});
 }
 
-void ModelBuilder::matrix(const std::string& name, const std::string& type, int64_t rows, int64_t cols,
-                          const uint8_t* data, int64_t n_bytes, const uint8_t* scale, int64_t n_scale_bytes) {
-  const Slots& slots = slots_->slots;
+namespace {
+
+void set_matrix(const Slots& slots, const std::string& name, const std::string& type, int64_t rows, int64_t cols,
+                const uint8_t* data, int64_t n_bytes, const uint8_t* scale, int64_t n_scale_bytes) {
   const auto slot = slots.matrices.find(name);
   if (slot == slots.matrices.end()) throw CheckpointError("[weights] the model has no matrix named " + name);
   const auto [want_rows, want_cols] = slots.shapes.at(name);
@@ -177,15 +203,39 @@ void ModelBuilder::matrix(const std::string& name, const std::string& type, int6
   *slot->second = m;
 }
 
-void ModelBuilder::vector(const std::string& name, const float* data, int64_t n) {
-  const Slots& slots = slots_->slots;
+void set_vector(const Slots& slots, std::vector<std::vector<float>>& owner, const std::string& name, const float* data,
+                int64_t n) {
   const auto slot = slots.vectors.find(name);
   if (slot == slots.vectors.end()) throw CheckpointError("[weights] the model has no vector named " + name);
   if (n != slots.vector_sizes.at(name))
     throw CheckpointError("[weights] " + name + ": expected " + std::to_string(slots.vector_sizes.at(name)) +
                           " numbers, got " + std::to_string(n));
-  model_->vectors.emplace_back(data, data + n);
-  *slot->second = model_->vectors.back().data();
+  owner.emplace_back(data, data + n);
+  *slot->second = owner.back().data();
+}
+
+void refuse_missing(const Slots& slots) {
+  std::string missing;
+  int n = 0;
+  const auto add = [&](const std::string& name) {
+    if (++n <= 40) missing += "\n  - " + name;
+  };
+  for (const auto& [name, m] : slots.matrices)
+    if (m->empty()) add(name);
+  for (const auto& [name, v] : slots.vectors)
+    if (*v == nullptr) add(name);
+  if (n > 0) throw CheckpointError("[weights] " + std::to_string(n) + " tensors are missing:" + missing);
+}
+
+}  // namespace
+
+void ModelBuilder::matrix(const std::string& name, const std::string& type, int64_t rows, int64_t cols,
+                          const uint8_t* data, int64_t n_bytes, const uint8_t* scale, int64_t n_scale_bytes) {
+  set_matrix(slots_->slots, name, type, rows, cols, data, n_bytes, scale, n_scale_bytes);
+}
+
+void ModelBuilder::vector(const std::string& name, const float* data, int64_t n) {
+  set_vector(slots_->slots, model_->vectors, name, data, n);
 }
 
 void ModelBuilder::hash(EngramHash hash) {
@@ -208,16 +258,7 @@ void ModelBuilder::engram(std::shared_ptr<Engram> engram) {
 }
 
 std::shared_ptr<const Model> ModelBuilder::build(const std::string& isa, int threads) {
-  std::string missing;
-  int n = 0;
-  const auto add = [&](const std::string& name) {
-    if (++n <= 40) missing += "\n  - " + name;
-  };
-  for (const auto& [name, m] : slots_->slots.matrices)
-    if (m->empty()) add(name);
-  for (const auto& [name, v] : slots_->slots.vectors)
-    if (*v == nullptr) add(name);
-  if (n > 0) throw CheckpointError("[weights] " + std::to_string(n) + " tensors are missing:" + missing);
+  refuse_missing(slots_->slots);
   int engrams = 0;
   for (int i : model_->shape.engram_index) engrams = i + 1 > engrams ? i + 1 : engrams;
   const int tables = model_->engram ? model_->engram->n_tables() : 0;
@@ -229,6 +270,43 @@ std::shared_ptr<const Model> ModelBuilder::build(const std::string& isa, int thr
   model_->frequencies = rope_frequencies(model_->shape, false);
   model_->yarn_frequencies = rope_frequencies(model_->shape, true);
   model_->make_backend();  // fails here rather than in the first session
+  return std::move(model_);
+}
+
+DrafterBuilder::DrafterBuilder(std::shared_ptr<const Model> target, DraftSizes sizes, int n_stages, int n_experts, int top_k)
+    : model_(std::make_shared<DrafterModel>()) {
+  if (n_stages < 1 || sizes.block < 1 || sizes.markov_rank < 1 || sizes.target_layers.empty())
+    throw ConfigError("[drafter] expected at least one stage, block row, Markov rank and target layer");
+  Shape& s = model_->shape;
+  s = target->shape;
+  if (sizes.noise < 0 || sizes.noise >= s.vocab) throw ConfigError("[drafter] the noise token is not in the vocabulary");
+  for (int l : sizes.target_layers)
+    if (l < 0 || l >= s.n_layers) throw ConfigError("[drafter] there is no target layer " + std::to_string(l));
+  s.n_experts = n_experts;
+  s.top_k = top_k;
+  s.n_layers = n_stages;
+  s.ratio.assign(static_cast<size_t>(n_stages), 0);
+  s.kv_source.assign(static_cast<size_t>(n_stages), -1);
+  s.index_source = s.engram_index = s.kv_source;
+  s.source_layer.clear();
+  model_->target = std::move(target);
+  model_->sizes = std::move(sizes);
+  model_->weights.stages.resize(static_cast<size_t>(n_stages));
+  for (auto& stage : model_->weights.stages) stage.moe.experts.resize(static_cast<size_t>(n_experts));
+  slots_ = std::make_shared<ModelBuilderSlots>(ModelBuilderSlots{drafter_slots(*model_)});
+}
+
+void DrafterBuilder::matrix(const std::string& name, const std::string& type, int64_t rows, int64_t cols,
+                            const uint8_t* data, int64_t n_bytes, const uint8_t* scale, int64_t n_scale_bytes) {
+  set_matrix(slots_->slots, name, type, rows, cols, data, n_bytes, scale, n_scale_bytes);
+}
+
+void DrafterBuilder::vector(const std::string& name, const float* data, int64_t n) {
+  set_vector(slots_->slots, model_->vectors, name, data, n);
+}
+
+std::shared_ptr<const DrafterModel> DrafterBuilder::build() {
+  refuse_missing(slots_->slots);
   return std::move(model_);
 }
 

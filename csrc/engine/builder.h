@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "engine/drafter.h"
 #include "engine/model.h"
 
 namespace ds4 {
@@ -31,6 +32,20 @@ class ModelBuilder {
 
  private:
   std::shared_ptr<Model> model_;
+  std::shared_ptr<ModelBuilderSlots> slots_;
+};
+
+// The same for a drafter: the `mtp.*` tensors, checked against the target's sizes.
+class DrafterBuilder {
+ public:
+  DrafterBuilder(std::shared_ptr<const Model> target, DraftSizes sizes, int n_stages, int n_experts, int top_k);
+  void matrix(const std::string& name, const std::string& type, int64_t rows, int64_t cols, const uint8_t* data,
+              int64_t n_bytes, const uint8_t* scale, int64_t n_scale_bytes);
+  void vector(const std::string& name, const float* data, int64_t n);
+  std::shared_ptr<const DrafterModel> build();
+
+ private:
+  std::shared_ptr<DrafterModel> model_;
   std::shared_ptr<ModelBuilderSlots> slots_;
 };
 

@@ -9,12 +9,17 @@
 
 namespace ds4 {
 
-Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk)
+Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk,
+                 std::shared_ptr<const DrafterModel> drafter)
     : model_(std::move(model)),
       backend_(model_->make_backend()),
-      state_(model_->shape, *backend_, context, retain, chunk),
+      state_(model_->shape, *backend_, context, retain, chunk, drafter ? drafter->n_stages() : 0),
       chunk_(chunk),
-      feed_(*model_, *backend_) {}
+      feed_(*model_, *backend_) {
+  if (!drafter) return;
+  if (drafter->target != model_) throw OptionError("[session] this drafter was opened for another model");
+  drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, chunk);
+}
 
 Session::~Session() { backend_->free(scratch_base_, scratch_bytes_); }
 
@@ -77,6 +82,7 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
   const PendingGuard guard(state_, model_->shape.n_sources());
   reserve_scratch(n, n_logits);
   backend_->set_poll(poll);
+  beside([&](Drafter& d) { d.begin(n); });
   state_.prepare(n);
   try {
     start(tokens, n);
@@ -93,6 +99,17 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
     throw;
   }
   state_.commit(tokens, n);
+  if (drafter_) drafter_->commit(n);
+}
+
+std::shared_ptr<Mark> Session::mark() {
+  beside([](Drafter& d) { d.settle(nullptr); });
+  return state_.mark();
+}
+
+void Session::truncate(const Mark& mark) {
+  state_.truncate(mark);
+  if (drafter_) drafter_->follow();
 }
 
 void Session::check_finite(int64_t n) const {
@@ -115,7 +132,9 @@ void Session::expect(const int32_t* tokens, int64_t n) {
 
 void Session::truncate(int64_t position, Poll* poll) {
   const std::vector<int32_t> before = state_.tokens();
-  if (state_.truncate(position) == 0) return;
+  const int replay = state_.truncate(position);
+  if (drafter_) drafter_->follow();
+  if (replay == 0) return;
   // An open pair's first row is gone: run its token again (same bits, by E1).
   try {
     run(&before[static_cast<size_t>(position - 1)], 1, Logits::none, nullptr, poll);
@@ -157,6 +176,7 @@ void Session::layer(int l, int n, Poll* poll, Trace* trace) {
     if (trace != nullptr) trace->tap(l, "engram_out", t_.stream, {n, c, d});
   }
   if (trace != nullptr) trace->after_engram(l, t_.stream, n);
+  beside([&](Drafter& d) { d.capture(l, n, t_.stream); });
 
   backend_->hc_read({n, t_.stream, t_.mix, &w.hc_attn, t_.x, t_.xq, t_.pre, t_.post, t_.comb});
   if (trace != nullptr) {

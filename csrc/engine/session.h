@@ -1,9 +1,12 @@
 // One session: its state and the runs that advance it. Not thread-safe; the binding guards it.
 #pragma once
 
+#include <exception>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "engine/drafter.h"
 #include "engine/engram_feed.h"
 #include "engine/model.h"
 #include "engine/scratch.h"
@@ -16,7 +19,9 @@ enum class Logits : uint8_t { none, last, all };
 
 class Session {
  public:
-  Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk);
+  // With a drafter (of the same model) its part of the session is kept in step with the state.
+  Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk,
+          std::shared_ptr<const DrafterModel> drafter = nullptr);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -34,13 +39,31 @@ class Session {
   // run computes. Only a hint; a run that comes otherwise reads its own.
   void expect(const int32_t* tokens, int64_t n);
 
+  std::shared_ptr<Mark> mark();
   void truncate(int64_t position, Poll* poll);
-  void truncate(const Mark& mark) { state_.truncate(mark); }
+  void truncate(const Mark& mark);
+
+  // Null without one, or after drop_drafter(): what a caller does when the drafter failed.
+  Drafter* drafter() { return drafter_.get(); }
+  void drop_drafter() { drafter_.reset(); }
+  // Why the session dropped it itself: it failed beside a run, which went on. Empty while it works.
+  const std::string& drafter_fault() const { return drafter_fault_; }
 
   size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
   const FeedCounters& engram_counters() const { return feed_.counters(); }
 
  private:
+  // Work of the drafter beside the target's: a failure drops the drafter and nothing else.
+  template <class F>
+  void beside(F f) {
+    if (!drafter_) return;
+    try {
+      f(*drafter_);
+    } catch (const std::exception& error) {
+      drafter_fault_ = error.what();
+      drafter_.reset();
+    }
+  }
   void check_tokens(const int32_t* tokens, int64_t n) const;
   void check_finite(int64_t n) const;
   void reserve_scratch(int64_t n, int64_t n_logits);
@@ -54,6 +77,8 @@ class Session {
   std::shared_ptr<const Model> model_;
   std::unique_ptr<Backend> backend_;
   State state_;
+  std::unique_ptr<Drafter> drafter_;
+  std::string drafter_fault_;
   int64_t chunk_;
   uint8_t* scratch_base_ = nullptr;
   size_t scratch_bytes_ = 0;

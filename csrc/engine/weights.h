@@ -94,4 +94,13 @@ struct Weights {
   std::vector<LayerWeights> layers;
 };
 
+struct DrafterWeights {
+  Matrix main_proj;  // [D, targets D], owned by the first stage
+  const float* main_norm = nullptr;
+  std::vector<LayerWeights> stages;  // mixers, attention and experts only
+  const float* norm = nullptr;       // from here on owned by the last stage
+  Matrix markov_embed, markov_head;  // [vocab, rank]
+  Matrix confidence;                 // [1, D + rank]
+};
+
 }  // namespace ds4

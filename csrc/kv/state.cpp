@@ -28,9 +28,9 @@ int64_t entries(const Shape& s, int source, int64_t position) { return position 
 
 }  // namespace
 
-CacheBytes cache_bytes(const Shape& s, int64_t context, int64_t retain, int64_t chunk) {
+CacheBytes cache_bytes(const Shape& s, int64_t context, int64_t retain, int64_t chunk, int extra_windows) {
   CacheBytes b;
-  b.window = s.n_layers * aligned(ring_rows(s, context, retain, chunk) * s.window_row_bytes());
+  b.window = (s.n_layers + extra_windows) * aligned(ring_rows(s, context, retain, chunk) * s.window_row_bytes());
   for (int i = 0; i < s.n_sources(); ++i) {
     const int64_t n = entries(s, i, context);
     b.compressed += aligned(n * s.compressed_row_bytes()) + aligned(n * s.index_row_bytes());
@@ -39,9 +39,9 @@ CacheBytes cache_bytes(const Shape& s, int64_t context, int64_t retain, int64_t 
   return b;
 }
 
-State::State(const Shape& shape, Backend& backend, int64_t context, int64_t retain, int64_t chunk)
+State::State(const Shape& shape, Backend& backend, int64_t context, int64_t retain, int64_t chunk, int extra_windows)
     : shape_(shape), backend_(backend), id_(next_id()), context_(context), ring_(ring_rows(shape, context, retain, chunk)) {
-  const CacheBytes b = cache_bytes(shape, context, retain, chunk);
+  const CacheBytes b = cache_bytes(shape, context, retain, chunk, extra_windows);
   bytes_ = static_cast<size_t>(b.window + b.compressed + b.pending);
   base_ = static_cast<uint8_t*>(backend.alloc(bytes_));
   uint8_t* at = base_;
@@ -50,7 +50,7 @@ State::State(const Shape& shape, Backend& backend, int64_t context, int64_t reta
     at += aligned(bytes);
     return p;
   };
-  for (int l = 0; l < shape.n_layers; ++l) windows_.push_back(take(ring_ * shape.window_row_bytes()));
+  for (int l = 0; l < shape.n_layers + extra_windows; ++l) windows_.push_back(take(ring_ * shape.window_row_bytes()));
   for (int i = 0; i < shape.n_sources(); ++i) {
     const int64_t n = entries(shape, i, context);
     compressed_.push_back(take(n * shape.compressed_row_bytes()));
@@ -69,17 +69,20 @@ RowRing State::pending(int source) const {
 
 int64_t State::window_first(int64_t position) const { return std::max<int64_t>(0, position - shape_.window + 1); }
 
+// One row more than the next token needs: a draft reads whole windows.
+int64_t State::mark_first(int64_t position) const { return std::max<int64_t>(0, position - shape_.window); }
+
 int64_t State::lowest() const {
   // A position p needs the rows from p - window + 1 on.
   return low_ == 0 ? 0 : std::min(position(), low_ + shape_.window - 1);
 }
 
 void State::save_window(Mark& mark) const {
-  const int64_t first = window_first(mark.position), n = mark.position - first;
+  const int64_t first = mark_first(mark.position), n = mark.position - first;
   const int rb = shape_.window_row_bytes();
-  mark.window.resize(static_cast<size_t>(shape_.n_layers * n * rb));
+  mark.window.resize(static_cast<size_t>(n_windows() * n * rb));
   uint8_t* out = mark.window.data();
-  for (int l = 0; l < shape_.n_layers; ++l)
+  for (int l = 0; l < n_windows(); ++l)
     for (int64_t p = first; p < mark.position; ++p, out += rb) std::memcpy(out, window(l).row(p), rb);
 }
 
@@ -90,7 +93,7 @@ void State::prepare(int64_t n) {
   for (auto& weak : marks_) {
     const auto mark = weak.lock();
     if (!mark || !mark->valid) continue;
-    if (mark->window.empty() && window_first(mark->position) < low && mark->position > 0) save_window(*mark);
+    if (mark->window.empty() && mark_first(mark->position) < low && mark->position > 0) save_window(*mark);
     *keep++ = weak;
   }
   marks_.erase(keep, marks_.end());
@@ -105,6 +108,8 @@ std::shared_ptr<Mark> State::mark() {
   auto mark = std::make_shared<Mark>();
   mark->position = position();
   mark->state = id_;
+  mark->low = low_;
+  mark->extra_low = extra_low();
   if (position() % 2 == 1) {
     const size_t width = static_cast<size_t>(2 * shape_.head_dim);
     mark->pending.resize(width * shape_.n_sources());
@@ -139,6 +144,7 @@ int State::truncate(int64_t position) {
                      "position this session can go back to is " + std::to_string(lowest()) +
                      " (open it with a larger retain=, or set a mark there)");
   forget_marks_above(position);
+  extra_low_ = std::min(extra_low_, start);
   tokens_.resize(static_cast<size_t>(start));
   pending_low_ = std::min(pending_low_, start);  // what follows is written anew
   return replay;
@@ -151,13 +157,13 @@ int State::truncate(const Mark& mark) {
                      " is no longer valid: the session went back below it");
   if (mark.position == 0) low_ = high_ = 0;  // an empty session needs no window rows
   if (!mark.window.empty()) {
-    const int64_t first = window_first(mark.position);
+    const int64_t first = mark_first(mark.position);
     const int rb = shape_.window_row_bytes();
     const uint8_t* in = mark.window.data();
-    for (int l = 0; l < shape_.n_layers; ++l)
+    for (int l = 0; l < n_windows(); ++l)
       for (int64_t p = first; p < mark.position; ++p, in += rb) std::memcpy(window(l).row(p), in, rb);
     // Only the mark's own rows are certain now.
-    low_ = first;
+    low_ = std::max(first, mark.low);
     high_ = mark.position;
   }
   const size_t width = static_cast<size_t>(2 * shape_.head_dim);
@@ -165,6 +171,7 @@ int State::truncate(const Mark& mark) {
     std::memcpy(pending(i).row(mark.position - 1), mark.pending.data() + i * width, width * sizeof(float));
   pending_low_ = mark.pending.empty() ? mark.position : mark.position - 1;
   forget_marks_above(mark.position);
+  extra_low_ = std::min(mark.extra_low, mark.position);
   tokens_.resize(static_cast<size_t>(mark.position));
   return 0;
 }

@@ -19,14 +19,17 @@ struct Mark {
   int64_t position = 0;
   uint64_t state = 0;            // the state it belongs to
   bool valid = true;             // false after the state was truncated below it
-  std::vector<uint8_t> window;   // [layers][window - 1 rows or fewer], filled only when needed
+  std::vector<uint8_t> window;   // [windows][window rows or fewer], filled only when needed
+  int64_t low = 0;               // rows below were gone when it was made
+  int64_t extra_low = 0;         // State::extra_low() when it was made
   std::vector<float> pending;    // [sources][2 head_dim] at odd positions
 };
 
 class State {
  public:
   // context: tokens it can hold. retain: positions one can go back without a mark. chunk: most rows of one run.
-  State(const Shape& shape, Backend& backend, int64_t context, int64_t retain, int64_t chunk);
+  // extra_windows: rings beside those of the layers, window(n_layers + i); their owner fills them (the drafter).
+  State(const Shape& shape, Backend& backend, int64_t context, int64_t retain, int64_t chunk, int extra_windows = 0);
   ~State();
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -56,6 +59,11 @@ class State {
   // Lowest position that truncate(position) can reach.
   int64_t lowest() const;
 
+  // Rows of the extra windows from this position on are what their owner wrote; it may raise it when it skips rows.
+  int64_t extra_low() const { return extra_low_ > low_ ? extra_low_ : low_; }
+  void raise_extra_low(int64_t position) { extra_low_ = position; }
+  int n_windows() const { return static_cast<int>(windows_.size()); }
+
   // The live state as bytes (window rows in position order, compressed rows, index rows, open pair, tokens): equal
   // bytes mean equal futures.
   std::vector<uint8_t> live_bytes() const;
@@ -63,6 +71,7 @@ class State {
 
  private:
   int64_t window_first(int64_t position) const;
+  int64_t mark_first(int64_t position) const;
   void save_window(Mark& mark) const;
   bool pending_kept(int64_t position) const;
   void forget_marks_above(int64_t position);
@@ -75,6 +84,7 @@ class State {
   size_t bytes_ = 0;
   std::vector<uint8_t*> windows_, compressed_, index_, pending_;
   std::vector<int32_t> tokens_;
+  int64_t extra_low_ = 0;
   int64_t low_ = 0;          // window rows below this position are gone
   int64_t high_ = 0;         // highest position written
   int64_t pending_low_ = 0;  // unpooled rows below this position are gone
@@ -85,6 +95,6 @@ class State {
 struct CacheBytes {
   int64_t window = 0, compressed = 0, pending = 0;
 };
-CacheBytes cache_bytes(const Shape& shape, int64_t context, int64_t retain, int64_t chunk);
+CacheBytes cache_bytes(const Shape& shape, int64_t context, int64_t retain, int64_t chunk, int extra_windows = 0);
 
 }  // namespace ds4

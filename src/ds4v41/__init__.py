@@ -28,10 +28,12 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .admission import DrafterStats as DrafterStats
     from .chat import Message as Message
     from .chat import ToolCall as ToolCall
     from .chatting import ChatStream as ChatStream
     from .chatting import Reply as Reply
+    from .drafter import Drafter as Drafter
     from .generation import Generation as Generation
     from .model import Model as Model
     from .results import Completion as Completion
@@ -52,6 +54,8 @@ __version__ = "0.1.0"
 _LAZY = {
     "ChatStream": "chatting",
     "Completion": "results",
+    "Drafter": "drafter",
+    "DrafterStats": "admission",
     "Generation": "generation",
     "Mark": "session",
     "Message": "chat",
@@ -78,6 +82,8 @@ __all__ = [
     "Completion",
     "ConfigError",
     "ContextError",
+    "Drafter",
+    "DrafterStats",
     "Ds4Error",
     "EngramError",
     "Generation",

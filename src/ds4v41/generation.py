@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from threading import Lock, get_ident
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import callback, positive_int
+from .drafting import make_steps
 from .errors import ContextError, OptionError, StateError
 from .prefill import ProgressCallback
 from .results import Completion, FinishReason, Piece, Timings, TokenLogprob, Usage
@@ -27,7 +27,7 @@ MaskHook = Callable[[list[int]], Any]
 """Constrained decoding: generated token ids so far -> allowed ids (or one bool a token), or None for no limit."""
 
 _ASK_SECONDS = 0.002
-_OWN = ("max_tokens", "stop", "mask", "progress")
+_OWN = ("max_tokens", "stop", "mask", "progress", "drafting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,9 @@ class GenerationOptions:
     stop_ids: frozenset[int] = frozenset()
     mask: MaskHook | None = None
     progress: ProgressCallback | None = None
+    drafting: str | int = "auto"
+    """"auto": when it pays; "answers": the same, but not inside reasoning; "off"; or how many drafts every step
+    verifies, for tests. Never changes a token."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], model: Model) -> GenerationOptions:
@@ -53,10 +56,22 @@ class GenerationOptions:
             max_tokens = positive_int("max_tokens", max_tokens)
         for name in ("mask", "progress"):
             callback(name, options.get(name))
+        drafting = options.get("drafting")
+        drafting = "auto" if drafting is None else _drafting(drafting, model.config.dspark_block_size)
         strings, ids = _split_stops(options.get("stop"), model.config.vocab_size)
         given = {name: value for name, value in options.items() if name not in _OWN and value is not None}
         sampling = SamplingParams.from_options({**model.default_sampling, **given})
-        return cls(sampling, max_tokens, strings, ids, options.get("mask"), options.get("progress"))
+        return cls(sampling, max_tokens, strings, ids, options.get("mask"), options.get("progress"), drafting)
+
+
+def _drafting(drafting: Any, block: int) -> str | int:
+    if isinstance(drafting, str) and drafting in ("auto", "answers", "off"):
+        return drafting
+    if isinstance(drafting, bool) or not isinstance(drafting, int) or not 0 <= drafting <= block:
+        raise OptionError(
+            f'drafting: expected "auto", "answers", "off" or a number of drafts from 0 to {block}, found {drafting!r}'
+        )
+    return drafting
 
 
 def _split_stops(stop: Any, n_vocab: int) -> tuple[tuple[str, ...], frozenset[int]]:
@@ -104,32 +119,35 @@ class TokenStream:
 
     def __iter__(self) -> Iterator[tuple[Draw, int]]:
         """(draw, its position) of each token, stop ids excluded; sets `finish_reason` at the end."""
-        session, options, stats = self.session, self.options, self.session.stats
+        session, options = self.session, self.options
         row = session.advance_to(self.prompt, options.progress)
         epoch = session.epoch
         history = self.sampler.new_history(self.prompt) if options.sampling.needs_history else None
-        while len(self.tokens) < self.limit:
-            position = session.position
-            allowed = options.mask(list(self.tokens)) if options.mask is not None else None
-            draw = self.sampler.draw(row, position, history=history, allowed=allowed)
-            if draw.token in options.stop_ids:
-                self.finish_reason, self.stop_id = "stop", draw.token
-                return
-            self.tokens.append(draw.token)
-            yield draw, position
-            if len(self.tokens) == self.limit:
-                break
-            if session.epoch != epoch:
-                raise StateError(
-                    "the session was used by another call while this text was being generated; finish or close one "
-                    "before starting the next, or use another session"
-                )
-            if history is not None:
-                history.add(np.array([draw.token], np.int32))
-            before = time.perf_counter()
-            row = session.feed(draw.token)
-            stats.add_decode(1, time.perf_counter() - before)
-        self.finish_reason = "length"
+        steps = make_steps(session, self.sampler, history, self.limit, options.drafting, self.prompt)
+        try:
+            while len(self.tokens) < self.limit:
+                position = session.position
+                allowed = options.mask(list(self.tokens)) if options.mask is not None else None
+                draw = self.sampler.draw(row, position, history=history, allowed=allowed)
+                if draw.token in options.stop_ids:
+                    self.finish_reason, self.stop_id = "stop", draw.token
+                    return
+                self.tokens.append(draw.token)
+                yield draw, position
+                if len(self.tokens) == self.limit:
+                    break
+                if session.epoch != epoch:
+                    raise StateError(
+                        "the session was used by another call while this text was being generated; finish or close one "
+                        "before starting the next, or use another session"
+                    )
+                if history is not None:
+                    history.add(np.array([draw.token], np.int32))
+                row = steps.advance(draw.token)
+            self.finish_reason = "length"
+        finally:
+            if session.epoch == epoch and not session.closed:
+                steps.close()
 
     @property
     def usage(self) -> Usage:
@@ -202,6 +220,7 @@ class Generation(Iterator[Piece]):
             options.stop_ids | eos,
             options.mask,
             options.progress,
+            options.drafting,
         )
         self.session = session
         self._stream = TokenStream(session, prompt, options)

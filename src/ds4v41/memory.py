@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from . import _ext
 from .checkpoint import Checkpoint, ModelConfig
 from .errors import MemoryPlanError
 from .machine import available_memory, human
 from .weights import shape_of
+
+if TYPE_CHECKING:
+    from .drafter import Drafter
 
 MAX_CHUNK = 8192
 MIN_CHUNK = 16
@@ -66,6 +70,7 @@ def plan_session(
     retain: int,
     chunk: int,
     engram_memory: int = 0,
+    drafter: Drafter | None = None,
 ) -> tuple[MemoryPlan, int]:
     """Bytes of a session and the chunk (rows of one prefill run) that fits beside them.
 
@@ -75,11 +80,13 @@ def plan_session(
     available = available_memory()
     chunk = min(chunk, context)
     while True:
-        plan = _ext.memory_plan(shape, activations, context, retain, run_rows(chunk, context))
+        rows = run_rows(chunk, context)
+        plan = _ext.memory_plan(shape, activations, context, retain, rows, drafter.n_stages if drafter else 0)
+        scratch = plan["scratch"] + (drafter.session_bytes(rows) if drafter else 0)
         caches = plan["window"] + plan["compressed"] + plan["pending"]
         budget = min(max(_MIN_SCRATCH, (weights + caches) // 8), available // 4)
-        if plan["scratch"] <= budget or chunk <= MIN_CHUNK:
-            return MemoryPlan(weights, caches, plan["scratch"], on_disk, engram_memory, available), chunk
+        if scratch <= budget or chunk <= MIN_CHUNK:
+            return MemoryPlan(weights, caches, scratch, on_disk, engram_memory, available), chunk
         chunk = max(MIN_CHUNK, chunk // 2)
 
 

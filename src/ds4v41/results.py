@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Literal
 
+from .admission import DrafterStats
+
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 """stop: end of turn, stop id or stop string; length: max_tokens or the end of the context; tool_calls: calls to run."""
 
@@ -128,6 +130,8 @@ class Stats:
     engram_wait: float = 0.0
     """Seconds that layers of this session waited for Engram rows, in all: what the disk cost. `Model.engram` has the
     rest."""
+    drafter: DrafterStats | None = field(default=None, repr=False)
+    """What drafting did in the last call; None when the session has no drafter or did not use it."""
 
     @property
     def timings(self) -> Timings:
@@ -139,6 +143,7 @@ class Stats:
         self.reused, self.why = reused, why
         self.prefilled = self.decoded = 0
         self.prefill_seconds = self.decode_seconds = 0.0
+        self.drafter = None
         self.total_reused += reused
 
     def add_prefill(self, n: int, seconds: float) -> None:
@@ -161,4 +166,6 @@ class Stats:
             ("why", escape(self.why)),
             ("timings", escape(str(self.timings))),
         ]
+        if self.drafter is not None:
+            rows.append(("drafter", escape(str(self.drafter))))
         return "<table>" + "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows) + "</table>"

@@ -15,6 +15,7 @@ from .aio import AsyncStream
 from .chat import Event
 from .chatting import ChatStream, Reply, check_stream_flag
 from .checks import callback, positive_int, token_ids
+from .drafting import ModelProposer, Proposer
 from .errors import ContextError, OptionError, StateError
 from .generation import Generation, GenerationOptions
 from .memory import MAX_STEP_ROWS, run_rows
@@ -22,7 +23,9 @@ from .prefill import LogitsChoice, ProgressCallback, run_prefill
 from .results import Completion, Piece, Stats
 
 if TYPE_CHECKING:
+    from .drafter import Drafter
     from .model import Model
+    from .sampling import Sampler
 
 Mark = _ext.Mark
 
@@ -34,11 +37,19 @@ class Session:
     may run in different threads, and none changes another's bits (E5).
     """
 
-    def __init__(self, model: Model, *, context: int, retain: int, chunk: int) -> None:
+    def __init__(
+        self, model: Model, *, context: int, retain: int, chunk: int, drafter: Drafter | None = None
+    ) -> None:
         self._model = model
+        self._drafter = drafter
         # A step's rows are one run, however short the chunks of a prefill.
-        self._ext = _ext.Session(model._handle(), context, retain, run_rows(chunk, context))
+        rows = run_rows(chunk, context)
+        self._ext = _ext.Session(model._handle(), context, retain, rows, drafter._handle() if drafter else None)
         self._chunk = chunk
+        # Rows from here on are verified drafts that the text has not reached (None: there are none).
+        self._hold: int | None = None
+        self._fault: str | None = None
+        self._unsafe: str | None = None
         self._last_row: tuple[int, NDArray[np.float32]] | None = None
         self._stats = Stats()
         self._epoch = 0
@@ -54,12 +65,26 @@ class Session:
     def tokens(self) -> list[int]:
         """The tokens in the caches, in order. The last token of a generated text is not among them until something
         follows it: the model has not read it yet."""
-        return [int(token) for token in self._ext.tokens]
+        tokens: list[int] = self._ext.tokens[: self._hold].tolist()
+        return tokens
 
     @property
     def position(self) -> int:
         """How many tokens the caches hold; the next token gets this position."""
-        return int(self._ext.position)
+        position = int(self._ext.position)
+        return position if self._hold is None else min(position, self._hold)
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The drafter it was opened with."""
+        return self._drafter
+
+    @property
+    def drafter_fault(self) -> str | None:
+        """Why drafting is off for this session, after the drafter failed; None while it works."""
+        if self._fault is None and self._drafter is not None and self._ext.drafter_fault:
+            self._note_fault(self._ext.drafter_fault)
+        return self._fault
 
     @property
     def context(self) -> int:
@@ -130,13 +155,17 @@ class Session:
 
         Raises StateError, and changes nothing, when the session is closed or busy in another thread.
         """
+        self._new_call()
+        self.drop_ahead()
+
+    def _new_call(self) -> None:
         _ = self._ext.position
         self._epoch += 1
         self._last_row = None
         self._ext.clear_cancel()
 
     def _fits(self, n: int) -> None:
-        left = self.context - self.position
+        left = self.room
         if n > left:
             raise ContextError(
                 f"{n:,} tokens do not fit: {self.position:,} of the context of {self.context:,} are used, {left:,} are "
@@ -202,42 +231,115 @@ class Session:
 
     def feed(self, token: int) -> NDArray[np.float32]:
         """Append one generated token; the logits after it: [vocab]."""
+        self.drop_ahead()
         self._last_row = None
         rows = self._ext.run(np.array([token], np.int32), "last")
         assert rows is not None
         self._last_row = (self.position, rows[0])
         return self._last_row[1]
 
+    # ---- drafts: used by the decode loop -----------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Tokens that still fit into the context."""
+        return self.context - self.position
+
+    @property
+    def block_size(self) -> int:
+        """Most drafts of one cycle; 0 without a drafter."""
+        return self._drafter.block_size if self._drafter is not None else 0
+
+    @property
+    def n_ahead(self) -> int:
+        """Verified drafts that the text has not reached."""
+        return int(self._ext.position) - self.position
+
+    def proposer(self, sampler: Sampler, history: Any) -> Proposer:
+        """What makes drafts for a text with these options."""
+        return ModelProposer(self, sampler, history)
+
+    def verify(self, tokens: list[int]) -> NDArray[np.float32]:
+        """Append one generated token and drafts after it; the logits after each: [n, vocab], the bits of `feed`.
+
+        Only the first token counts as read; `accept` takes one more each time, `drop_ahead` takes back the rest.
+        """
+        self.drop_ahead()
+        self._last_row = None
+        self._hold = self.position + 1  # before the run: an interrupt right after it must not leave drafts behind
+        rows = self._ext.run(np.array(tokens, np.int32), "all")
+        assert rows is not None
+        self._last_row = (self.position, rows[0])
+        return rows
+
+    def accept(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The text reached the next verified draft, whose logits are `row`."""
+        assert self._hold is not None and self._hold < self._ext.position
+        self._hold += 1
+        self._last_row = (self._hold, row)
+        return row
+
+    def drop_ahead(self) -> None:
+        """Take back verified drafts that the text did not reach. Raises StateError while the session is unsafe."""
+        if self._unsafe is not None:
+            raise StateError(
+                f"taking back rejected drafts failed ({self._unsafe}); rewind() the session, or close it and open "
+                "another"
+            )
+        if self._hold is None:
+            return
+        if self._ext.position > self._hold:
+            try:
+                self._ext.truncate(self._hold)
+            except BaseException as error:
+                self._unsafe = f"{type(error).__name__}: {error}"
+                raise
+        self._hold = None
+
+    def drop_drafter(self, reason: str) -> None:
+        """The drafter failed: no more drafts in this session. What the session computed is not touched by it."""
+        self._note_fault(reason)
+        self._ext.drop_drafter()
+
+    def _note_fault(self, reason: str) -> None:
+        self._fault = reason
+        if self._stats.drafter is not None:
+            self._stats.drafter.off_reason = reason
+
     # ---- going back --------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
         """A mark of the present position. `truncate(mark)` comes back to it with the same bits, however far the
         session went on, unless it went back below the mark in between."""
+        self.drop_ahead()
         return self._ext.mark()
 
     def truncate(self, to: int | Mark) -> None:
         """Go back to a position or mark; exact (E3). Raises StateError when a position is out of range or its window
         rows are gone (older than `retain` tokens and not marked)."""
         if isinstance(to, Mark):
-            self._begin()
+            self._new_call()
             self._ext.truncate_to_mark(to)
+            self._hold = self._unsafe = None
             return
         if isinstance(to, bool) or not isinstance(to, (int, np.integer)):
             raise OptionError(f"truncate: expected a position or a mark, found {to!r}")
         if not 0 <= to <= self.position:
             raise StateError(f"truncate: expected a position from 0 to {self.position}, found {to}")
-        self._begin()
+        self._new_call()
         self._ext.truncate(int(to))
+        self._hold = self._unsafe = None
 
     def rewind(self, position: int) -> None:
         """Go back to any earlier position; exact (E3). Positions whose window rows are gone are computed again from
         the start, which `stats.why` says."""
         position = positive_int("position", position, minimum=0)
-        tokens = self._ext.tokens
+        tokens = np.asarray(self.tokens, np.int32)
         if position > len(tokens):
             raise StateError(f"rewind: expected a position from 0 to {len(tokens)}, found {position}")
-        self._begin()
+        self._new_call()
         kept, note = self._go_back(position)
+        self._hold = self._unsafe = None
         self._stats.begin(kept, f"rewound to {position:,} of {len(tokens):,}{note}")
         if kept < position:
             self._append(tokens[kept:position], None, kept, None)
@@ -248,10 +350,11 @@ class Session:
         """Continue `prompt` (text, or token ids); iterate over the result for pieces, or call its `finish()`.
 
         Text gets the begin-of-sentence token in front. The prompt is the whole context: what the session already
-        holds of it is reused. Options: max_tokens, stop (strings or token ids), mask, progress, and those of
-        `SamplingParams`: temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty,
-        repetition_penalty, logit_bias, logprobs, top_logprobs. Defaults are the checkpoint's
-        (`Model.default_sampling`). Unknown options raise OptionError.
+        holds of it is reused. Options: max_tokens, stop (strings or token ids), mask, progress, drafting ("auto",
+        "answers": not inside reasoning, "off", or a number of drafts to force), and those of `SamplingParams`:
+        temperature, top_p, top_k, min_p, seed, presence_penalty, frequency_penalty, repetition_penalty, logit_bias,
+        logprobs, top_logprobs. Defaults are the checkpoint's (`Model.default_sampling`). Unknown options raise
+        OptionError.
 
         >>> import ds4v41
         >>> with ds4v41.Model.open() as model, model.session() as session:

@@ -106,7 +106,25 @@ def build(
     return builder.build(isa, threads)
 
 
-def _place(builder: _ext.ModelBuilder, checkpoint: Checkpoint, spec: TensorSpec) -> None:
+def build_drafter(checkpoint: Checkpoint, target: _ext.Model) -> _ext.Drafter:
+    """Make the extension's drafter for `target`. `checkpoint` holds the `mtp.*` tensors, in either dialect."""
+    config = checkpoint.config
+    builder = _ext.DrafterBuilder(
+        target,
+        block=config.dspark_block_size,
+        noise=config.dspark_noise_token_id,
+        markov_rank=config.dspark_markov_rank,
+        target_layers=list(config.dspark_target_layer_ids),
+        n_stages=config.num_nextn_predict_layers,
+        n_experts=config.dspark_n_routed_experts,
+        top_k=config.dspark_num_experts_per_tok,
+    )
+    for spec in tensor_table(config, ("drafter",)):
+        _place(builder, checkpoint, spec)
+    return builder.build()
+
+
+def _place(builder: _ext.ModelBuilder | _ext.DrafterBuilder, checkpoint: Checkpoint, spec: TensorSpec) -> None:
     tensors = checkpoint.tensors
     tensor = tensors.get(spec.name)
     stacked, expert = _stacked(tensors, spec) if tensor is None else (None, 0)

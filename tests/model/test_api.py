@@ -86,7 +86,7 @@ SESSION: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"chunk": 1 << 20}, OptionError, "chunk"),
     ({"chunk": [4]}, OptionError, "chunk"),
     ({"contxt": 100}, TypeError, "contxt"),
-    ({"drafter": object()}, TypeError, "drafter"),  # not in this version
+    ({"drafter": object()}, OptionError, "drafter: expected a Drafter"),
     ({"store": object()}, TypeError, "store"),
 ]
 

@@ -107,6 +107,31 @@ class ModelBuilder:
 
     def build(self, isa: str, threads: int) -> Model: ...
 
+class DrafterBuilder:
+    """Puts a drafter together from named tensors."""
+
+    def __init__(self, target: object, *, block: int, noise: int, markov_rank: int, target_layers: Sequence[int], n_stages: int, n_experts: int, top_k: int) -> None: ...
+
+    def matrix(self, name: str, type: str, rows: int, cols: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> None: ...
+
+    def vector(self, arg0: str, arg1: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], /) -> None: ...
+
+    def keep(self, arg: object, /) -> None: ...
+
+    def build(self) -> Drafter: ...
+
+class Drafter:
+    """A drafter's weights, shared by the sessions of its target."""
+
+    def session_bytes(self, chunk: int) -> int:
+        """Bytes that a session takes for it, beside its rings."""
+
+    @property
+    def block(self) -> int: ...
+
+    @property
+    def n_stages(self) -> int: ...
+
 class Model:
     """Weights and worker threads, shared by sessions."""
 
@@ -130,7 +155,7 @@ class Model:
 def cpu_isas() -> list[str]:
     """Instruction sets of this build that this machine has, best first."""
 
-def memory_plan(shape: dict, activations: str, context: int, retain: int, chunk: int) -> dict:
+def memory_plan(shape: dict, activations: str, context: int, retain: int, chunk: int, extra_windows: int = 0) -> dict:
     """
     Bytes of a session: caches reserved for the whole context, scratch of one chunk.
     """
@@ -150,7 +175,7 @@ class Mark:
 class Session:
     """State and runs of one session."""
 
-    def __init__(self, model: object, context: int, retain: int, chunk: int) -> None: ...
+    def __init__(self, model: object, context: int, retain: int, chunk: int, drafter: object | None = None) -> None: ...
 
     def run(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: str = 'last', tick: object | None = None) -> NDArray[numpy.float32] | None:
         """
@@ -175,6 +200,30 @@ class Session:
     def truncate(self, position: int) -> None: ...
 
     def truncate_to_mark(self, arg: Mark, /) -> None: ...
+
+    def draft_start(self, anchor: int, n_rows: int) -> None:
+        """
+        Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.
+        """
+
+    def draft_row(self, i: int, previous: int) -> tuple:
+        """
+        Of the i-th draft after `previous`: logits [vocab], the confidence head's logit, the largest probability.
+        """
+
+    @property
+    def drafter_fault(self) -> str:
+        """Why the session dropped its drafter itself; empty while it works."""
+
+    def drop_drafter(self) -> None: ...
+
+    def draft_settle(self) -> None: ...
+
+    @property
+    def draft_context(self) -> int:
+        """Rows of the target that a draft would see now."""
+
+    def draft_captured(self) -> NDArray[numpy.float32]: ...
 
     def cancel(self) -> None:
         """From any thread: stops the run in progress (and the next one)."""

@@ -31,8 +31,14 @@ def open_model(args: Namespace) -> Model:
 
 
 def open_session(model: Model, args: Namespace) -> Session:
-    """A session of --context tokens."""
-    return model.session(args.context) if args.chunk is None else model.session(args.context, chunk=args.chunk)
+    """A session of --context tokens, with the drafter of --drafter."""
+    from ..drafter import Drafter
+
+    chunk = {} if args.chunk is None else {"chunk": args.chunk}
+    drafter = None
+    if args.drafter is not None:
+        drafter = Drafter.open(None if args.drafter == "own" else args.drafter, model)
+    return model.session(args.context, drafter=drafter, **chunk)
 
 
 def read_text(path: str) -> str:

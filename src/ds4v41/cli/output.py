@@ -101,6 +101,8 @@ def note_stats(stats: Stats, usage: Usage, finish_reason: str | None, seed: int)
         f"{usage.completion_tokens:,} generated, {finish_reason}; seed {seed}]"
     )
     note(f"[{stats.timings}]")
+    if stats.drafter is not None:
+        note(f"[drafter: {stats.drafter}]")
 
 
 class Bar:

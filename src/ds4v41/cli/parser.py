@@ -197,6 +197,9 @@ def _add_model_options(parser: ArgumentParser) -> None:
     group.add_argument("--backend", default="auto", metavar="NAME", help="auto, cpu, cpu/avx2, cpu/plain, ...")
     group.add_argument("--activations", choices=ACTIVATIONS, default="auto", help="what activations are rounded to")
     group.add_argument("--threads", type=int, metavar="N", help="worker threads (default: all cores)")
+    group.add_argument(
+        "--drafter", metavar="own|PATH", help="draft: own, or a DSpark GGUF file or folder; the text stays the same"
+    )
     group.add_argument("--context", type=int, metavar="N", help="tokens that fit (default: the model's longest)")
     group.add_argument("--chunk", type=int, metavar="N", help="most prompt tokens computed together")
     group.add_argument("--check", action="store_true", help="first read all weights and refuse NaN and infinity")

@@ -1,0 +1,279 @@
+"""Measures the drafter on the nano model: acceptance, costs, and speed against serial decoding.
+
+    python benchmarks/drafter.py [--tokens 160] [--rounds 2] [--temperature 0] [--clock cpu|wall] [--json FILE]
+
+Four sets of prompts: library code that the model was not trained on (sortedcontainers, if it is installed), requests
+made of that code's docstrings, requests of the kind the model was trained on, and random tokens. Every prompt is
+generated serially and drafted in turns (A B A B), and the texts are compared. With --clock cpu (default) one thread
+runs and its CPU time counts, so that other work on the machine does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import ds4v41
+from ds4v41 import drafting as drafting_module
+from ds4v41.admission import AdmissionConfig, Costs, TraceStep, replay
+from ds4v41.chat import render
+from ds4v41.generation import GenerationOptions, TokenStream
+
+REQUESTS = (
+    "Write a function that checks whether a number is prime.",
+    "Write a Python function `word_count(text)` that counts the words in a string.",
+    "Write a function that reverses a string.",
+    "Write a function that returns the largest number of a list.",
+    "Write a function that computes the factorial of a number.",
+    "Write a function that checks whether a text is a palindrome.",
+    "Write a Python function `fibonacci(n)` that returns the first n Fibonacci numbers.",
+    "Write a function that removes duplicates from a list.",
+)
+
+
+def library_code(model: ds4v41.Model, n: int) -> list[list[int]]:
+    """Beginnings of methods in the middle of a source file."""
+    import sortedcontainers.sorteddict
+    import sortedcontainers.sortedlist
+    import sortedcontainers.sortedset
+
+    modules = (sortedcontainers.sortedlist, sortedcontainers.sorteddict, sortedcontainers.sortedset)
+    prompts = []
+    for i in range(n):
+        ids = model.tokenizer.encode(inspect.getsource(modules[i % len(modules)]), add_bos=True)
+        start = 600 + 900 * (i // len(modules))
+        prompts.append([ids[0], *ids[start : start + 256]])
+    return prompts
+
+
+def docstring_chats(model: ds4v41.Model, n: int) -> list[list[int]]:
+    """Requests made of functions that the model has not seen."""
+    import sortedcontainers.sortedlist
+
+    tree = ast.parse(inspect.getsource(sortedcontainers.sortedlist))
+    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and ast.get_docstring(f)]
+    prompts = []
+    for f in functions[:: max(1, len(functions) // n)][:n]:
+        names = ", ".join(a.arg for a in f.args.args if a.arg != "self")
+        summary = str(ast.get_docstring(f)).split("\n")[0]
+        prompts.append(chat(model, f"Write `{f.name}({names})`: {summary}"))
+    return prompts
+
+
+def chat(model: ds4v41.Model, text: str) -> list[int]:
+    prompt = render([{"role": "user", "content": text}], thinking=False)
+    return [int(t) for t in prompt.encode(model.tokenizer)]
+
+
+def prompt_sets(model: ds4v41.Model, n: int) -> dict[str, list[list[int]]]:
+    rng = random.Random(1)
+    sets = {
+        "template chats": [chat(model, text) for text in REQUESTS[:n]],
+        "random tokens": [[0, *(rng.randrange(8, 4079) for _ in range(64))] for _ in range(n)],
+    }
+    try:
+        return {"library code": library_code(model, n), "docstring chats": docstring_chats(model, n)} | sets
+    except ImportError:
+        print("sortedcontainers is not installed: its two sets are left out", file=sys.stderr)
+        return sets
+
+
+def generate(
+    session: ds4v41.Session, prompt: list[int], clock: Callable[[], float], **options: Any
+) -> tuple[list[int], float]:
+    """Tokens and seconds of decoding, past the end of the turn, so that every text has the same length."""
+    settings = GenerationOptions.from_options(options, session.model)
+    stream = iter(TokenStream(session, np.array(prompt, np.int32), settings))
+    tokens = [next(stream)[0].token]  # the prefill
+    before = clock()
+    tokens += [draw.token for draw, _ in stream]
+    return tokens, clock() - before
+
+
+def costs(model: ds4v41.Model, drafter: ds4v41.Drafter, prompt: list[int], clock: Callable[[], float]) -> Costs:
+    """Medians of a serial step, a draft and verify steps, in milliseconds, taken in turns."""
+    session = model.session(1024, drafter=drafter)
+    session.prefill(prompt)
+    samples: dict[str, list[float]] = {}
+
+    def timed(name: str, call: Callable[[], Any]) -> None:
+        before = clock()
+        call()
+        samples.setdefault(name, []).append(1e3 * (clock() - before))
+
+    proposer = session.proposer(
+        ds4v41.sampling.Sampler(ds4v41.SamplingParams(temperature=0.0), model.config.vocab_size), None
+    )
+    for _ in range(25):
+        timed("serial", lambda: session.feed(300))
+        timed("draft", lambda: proposer.propose(300, 5, lambda _: True))
+        for rows in range(2, 7):
+            timed(f"verify{rows}", lambda rows=rows: session.verify([300 + i for i in range(rows)]))
+            session._hold = session.position - 1
+            session.drop_ahead()
+    middle = {name: statistics.median(values) for name, values in samples.items()}
+    return Costs(middle["serial"], middle["draft"], tuple(middle[f"verify{r}"] for r in range(2, 7)))
+
+
+def trace(
+    model: ds4v41.Model, drafter: ds4v41.Drafter, prompt: list[int], tokens: list[int], **options: Any
+) -> list[tuple[TraceStep, TraceStep]]:
+    """A draft at every position of a text: with the confidence head's chances, and with the drawn tokens' own."""
+    session = model.session(1024, drafter=drafter)
+    sampler = ds4v41.sampling.Sampler(GenerationOptions.from_options(options, model).sampling, model.config.vocab_size)
+    session.prefill(prompt)
+    steps = []
+    for i in range(len(tokens) - 6):
+        ext, previous, accepted, alive, head, top = session._ext, tokens[i], 0, True, [], []
+        ext.draft_start(previous, 5)
+        for k in range(5):
+            logits, confidence, likeliest = ext.draft_row(k, previous)
+            previous = sampler.draw(logits, session.position + 1 + k).token
+            head.append(1 / (1 + math.exp(-confidence)))
+            top.append(likeliest)
+            alive = alive and previous == tokens[i + 1 + k]
+            accepted += alive
+        steps.append((TraceStep(tuple(head), accepted), TraceStep(tuple(top), accepted)))
+        session.feed(tokens[i])
+    return steps
+
+
+def optimum(model: ds4v41.Model, drafter: ds4v41.Drafter, prompts: list[list[int]], tokens: int) -> dict[str, float]:
+    """First drafts at temperature 1: how often keyed drafts hold, against the best possible (the sum of min(p, q)) and
+    against always drafting the likeliest token. Means over the positions of sampled texts."""
+    n, vocab = 400, model.config.vocab_size
+    sampler = ds4v41.sampling.Sampler(ds4v41.SamplingParams(temperature=1.0, seed=1), vocab)._sampler
+    seeds = np.arange(1, n + 1, dtype=np.uint64)
+    best, keyed, likeliest = [], [], []
+    for prompt in prompts:
+        session = model.session(1024, drafter=drafter)
+        text, _ = generate(model.session(1024), prompt, time.perf_counter, temperature=1.0, seed=5, max_tokens=tokens)
+        session.prefill(prompt)
+        for token in text[:-1]:
+            session._ext.draft_start(token, 1)
+            guess = session._ext.draft_row(0, token)[0]
+            row = np.ascontiguousarray(session.feed(token))
+            p, q = (np.exp(x.astype(np.float64) - x.max()) for x in (row, guess))
+            p, q = p / p.sum(), q / q.sum()
+            positions = np.full(n, session.position, np.int64)
+            same = sampler.draw_many(row, seeds, positions) == sampler.draw_many(guess, seeds, positions)
+            best.append(np.minimum(p, q).sum())
+            keyed.append(same.mean())
+            likeliest.append(p[q.argmax()])
+    return {
+        "optimum": statistics.fmean(best),
+        "keyed": statistics.fmean(keyed),
+        "likeliest": statistics.fmean(likeliest),
+    }
+
+
+def interval(ratios: list[float]) -> tuple[float, float, float]:
+    """Geometric mean and a 95 % bootstrap interval."""
+    rng, logs = random.Random(0), [math.log(r) for r in ratios]
+    means = sorted(statistics.fmean(rng.choices(logs, k=len(logs))) for _ in range(2000))
+    return math.exp(statistics.fmean(logs)), math.exp(means[50]), math.exp(means[-51])
+
+
+def measure(
+    model: ds4v41.Model, drafter: ds4v41.Drafter, prompts: list[list[int]], args: Any, clock: Callable[[], float]
+) -> dict[str, Any]:
+    options = {"temperature": args.temperature, "seed": 5, "max_tokens": args.tokens}
+    ratios, forced_ratios, predicted = [], [], []
+    forced: list[Any] = []
+    for prompt in prompts:
+        seconds: dict[Any, float] = {"off": 0.0, "auto": 0.0, 5: 0.0}
+        want: list[int] = []
+        for _ in range(args.rounds):
+            for mode in ("off", "auto", 5):
+                session = model.session(1024, drafter=None if mode == "off" else drafter)
+                tokens, took = generate(session, prompt, clock, drafting=mode, **options)
+                want = want or tokens
+                assert tokens == want, "drafting changed the text"
+                seconds[mode] += took
+                if mode == 5:
+                    forced.append(session.stats.drafter)
+                elif mode == "auto":
+                    stats = session.stats.drafter
+                    serial = took * 1e3 - stats.net_ms
+                    predicted.append(serial / (took * 1e3))
+        ratios.append(seconds["off"] / seconds["auto"])
+        forced_ratios.append(seconds["off"] / seconds[5])
+    at = [sum(s.accepted_at[i] for s in forced) / max(1, sum(s.verified_at[i] for s in forced)) for i in range(5)]
+    return {
+        "prompts": len(prompts),
+        "tokens_per_cycle_of_six_rows": sum(s.committed for s in forced) / sum(s.cycles for s in forced),
+        "accepted_by_place": at,
+        "speed_always": interval(forced_ratios),
+        "speed_auto": interval(ratios),
+        "predicted_auto": math.exp(statistics.fmean(math.log(p) for p in predicted)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    parser.add_argument("--policies", action="store_true", help="replay several gates on recorded traces instead")
+    parser.add_argument("--optimum", action="store_true", help="compare acceptance with the best possible instead")
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    clock = time.process_time if args.clock == "cpu" else time.perf_counter
+    drafting_module.time = argparse.Namespace(perf_counter=clock)  # type: ignore[attr-defined]
+    result: dict[str, Any] = {"arguments": vars(args)}
+    with ds4v41.Model.open(threads=1 if args.clock == "cpu" else None) as model:
+        drafter = ds4v41.Drafter.open(None, model)
+        sets = prompt_sets(model, args.prompts)
+        cost = costs(model, drafter, sets["random tokens"][0], clock)
+        result["costs_ms"] = {"serial": cost.serial_ms, "draft": cost.draft_ms, "verify_2_to_6": cost.verify_ms}
+        print(json.dumps(result["costs_ms"]))
+        for name, prompts in sets.items():
+            if args.optimum:
+                print(name, json.dumps(optimum(model, drafter, prompts, args.tokens)))
+                continue
+            if args.policies:
+                policies(model, drafter, name, prompts, args, cost, clock)
+                continue
+            result[name] = measure(model, drafter, prompts, args, clock)
+            print(name, json.dumps(result[name]))
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1)
+
+
+def policies(model: Any, drafter: Any, name: str, prompts: list[list[int]], args: Any, cost: Costs, clock: Any) -> None:
+    options = {"temperature": args.temperature, "seed": 5, "max_tokens": args.tokens}
+    traces = []
+    for prompt in prompts:
+        tokens, _ = generate(model.session(1024), prompt, clock, **options)
+        traces.append(trace(model, drafter, prompt, tokens, temperature=args.temperature, seed=5))
+    if args.json:
+        import pickle
+
+        with open(f"{args.json}.{name.split()[0]}.pickle", "wb") as file:
+            pickle.dump((traces, cost), file)
+    accepted = statistics.fmean(step.accepted for t in traces for step, _ in t)
+    print(f"{name}: {accepted:.2f} of 5 accepted at a mean position")
+    for signal in (0, 1):
+        for gate in ("none", "top", "value"):
+            config = AdmissionConfig(gate=gate)  # type: ignore[arg-type]
+            got = [replay([pair[signal] for pair in t], cost, config) for t in traces]
+            speed = sum(r.serial_ms for r in got) / sum(r.ms for r in got)
+            print(f"  {('head', 'top')[signal]:5} {gate:6} {speed:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+// Attention of one head's query over a block of at most 64 unpacked rows, with a running maximum.
+// Order of every sum: docs/numerics.md, R2 and R3.
+#pragma once
+
+#include "cpu/row_ops.h"
+
+DS4_CPU_NAMESPACE_BEGIN
+
+constexpr int kPlaces = 64;
+constexpr int kDotLanes = 64;
+constexpr int kDotVectors = kDotLanes / kW;
+
+// Scores of `n` keys, 64 accumulators each; a head may have only 32 (then the upper half stays zero).
+inline void key_scores(const float* q, const float* keys, int n, int hd, float scale, float* out) {
+  for (int j = 0; j < n; ++j) {
+    const float* k = keys + static_cast<int64_t>(j) * hd;
+    V acc[kDotVectors];
+    for (int g = 0; g < kDotVectors; ++g) acc[g] = v_zero();
+    int i = 0;
+    for (; i + kDotLanes <= hd; i += kDotLanes)
+      for (int g = 0; g < kDotVectors; ++g) acc[g] = v_fma(v_load(q + i + g * kW), v_load(k + i + g * kW), acc[g]);
+    for (int g = 0; i < hd; ++g, i += kW) acc[g] = v_fma(v_load(q + i), v_load(k + i), acc[g]);
+    out[j] = pairwise_tree<kDotVectors>(acc) * scale;
+  }
+}
+
+// o = o * alpha, then o += p_j v_j for ascending j.
+inline void add_values(float* o, const float* values, const float* p, int n, int hd, float alpha, bool first) {
+  constexpr int U = 4;
+  const V va = v_set(alpha);
+  for (int i = 0; i < hd; i += U * kW) {
+    const int u_end = hd - i < U * kW ? (hd - i) / kW : U;
+    V acc[U];
+    for (int u = 0; u < u_end; ++u) acc[u] = first ? v_zero() : v_mul(v_load(o + i + u * kW), va);
+    if (u_end == U)
+      for (int j = 0; j < n; ++j) {
+        const V pj = v_set(p[j]);
+        const float* v = values + static_cast<int64_t>(j) * hd + i;
+        for (int u = 0; u < U; ++u) acc[u] = v_fma(pj, v_load(v + u * kW), acc[u]);
+      }
+    else
+      for (int j = 0; j < n; ++j)
+        for (int u = 0; u < u_end; ++u)
+          acc[u] = v_fma(v_set(p[j]), v_load(values + static_cast<int64_t>(j) * hd + i + u * kW), acc[u]);
+    for (int u = 0; u < u_end; ++u) v_store(o + i + u * kW, acc[u]);
+  }
+}
+
+// Sum of 64 places, pairwise by index bit, the lowest first; missing places count 0.
+inline float sum_places(float* e, int n) {
+  for (int j = n; j < kPlaces; ++j) e[j] = 0.f;
+  V t[kPlaces / kW];
+  for (int g = 0; g < kPlaces / kW; ++g) t[g] = v_load(e + g * kW);
+  return pairwise_tree<kPlaces / kW>(t);
+}
+
+struct Softmax {
+  float max = -1e30f, sum = 0.f;
+  bool first = true;
+};
+
+inline void attend_block(const float* q, const float* keys, int n, int hd, float scale, bool round, Softmax& state, float* o) {
+  if (n == 0) return;
+  float s[kPlaces], p[kPlaces], e[kPlaces];
+  key_scores(q, keys, n, hd, scale, s);
+  float top = state.max;
+  for (int j = 0; j < n; ++j) top = ds4_max(top, s[j]);
+  const float alpha = ds4_exp(state.max - top);
+  for (int j = 0; j < n; ++j) e[j] = ds4_exp(s[j] - top);
+  for (int j = 0; j < n; ++j) p[j] = round ? ds4_bf16(e[j]) : e[j];
+  state.sum = DS4_FMA(state.sum, alpha, sum_places(e, n));
+  add_values(o, keys, p, n, hd, alpha, state.first);
+  state.max = top;
+  state.first = false;
+}
+
+DS4_CPU_NAMESPACE_END

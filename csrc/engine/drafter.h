@@ -1,0 +1,98 @@
+// The drafter (DSpark): guesses the tokens that follow, for the target to verify in one step.
+//
+// It never touches what the target computes. It reads the target's stream at a few layers (capture), keeps a window of
+// rows made from it in the extra rings of the session's State, and is asked for drafts between two steps.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "engine/model.h"
+#include "engine/scratch.h"
+#include "kv/state.h"
+
+namespace ds4 {
+
+struct DraftSizes {
+  int block = 0;       // rows of a draft block, always computed together
+  int32_t noise = 0;   // token of all rows but the first
+  int markov_rank = 0;
+  std::vector<int> target_layers;  // whose inputs are captured, ascending
+};
+
+// Weights and sizes, shared by the sessions of one target model.
+struct DrafterModel {
+  std::shared_ptr<const Model> target;
+  Shape shape;  // the target's with the drafter's experts and stages
+  DraftSizes sizes;
+  DrafterWeights weights;
+  std::vector<std::vector<float>> vectors;
+
+  int n_stages() const { return static_cast<int>(weights.stages.size()); }
+  int main_dim() const { return static_cast<int>(sizes.target_layers.size()) * shape.hidden; }
+  std::unique_ptr<Backend> make_backend() const;
+};
+
+// The drafter's part of one session.
+class Drafter {
+ public:
+  // `state` has n_stages() extra windows and outlives this.
+  Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_t chunk);
+  ~Drafter();
+  Drafter(const Drafter&) = delete;
+  Drafter& operator=(const Drafter&) = delete;
+
+  const DrafterModel& model() const { return *model_; }
+  // Bytes of a session's drafter beside its rings in the state.
+  static size_t bytes(const DrafterModel& model, int64_t chunk);
+
+  // Around a run of the target: capture() sees the stream that enters every layer, commit() follows the state's.
+  void begin(int64_t n);
+  void capture(int layer, int64_t n, const float* stream);
+  void commit(int64_t n);
+  // The state went back: what was captured beyond its position is dropped.
+  void follow();
+  // Rows that are captured but not yet in the rings are put there. Before a mark, and before anyone reads the rings.
+  void settle(Poll* poll);
+
+  // Drafts after `anchor`, the token that the target chose for state.position(). start() runs the stages; row(i)
+  // then gives the logits [vocab] of the i-th draft, i < n_rows, when the token before it is `previous`, with the
+  // confidence head's logit and the probability of the likeliest token. Rows may be asked for in any order, and again.
+  void start(int32_t anchor, int n_rows, Poll* poll);
+  struct Signals {
+    float confidence, top;
+  };
+  Signals row(int i, int32_t previous, float* logits);
+
+  // Context rows that a draft would see now, at most `window`.
+  int64_t n_context() const;
+  // main_hidden [rows, targets D] of the newest captured rows, oldest first; for tests.
+  std::vector<float> captured() const;
+
+ private:
+  struct Sizes {
+    int64_t capacity = 0;
+    size_t parts[6] = {}, scratch = 0, total = 0;
+  };
+  static Sizes sizes_of(const DrafterModel& model, int64_t chunk);
+  void stage(int i);
+  RowRing window(int stage) const { return state_.window(model_->target->shape.n_layers + stage); }
+
+  std::shared_ptr<const DrafterModel> model_;
+  State& state_;
+  std::unique_ptr<Backend> backend_;
+  int64_t capacity_;        // rows of main_
+  float* main_ = nullptr;   // [capacity][targets D] captured rows of positions filled_ ..
+  float* x_ = nullptr;      // [batch][D]
+  uint8_t* block_ = nullptr;  // packed rows of the block
+  float* collapsed_ = nullptr;  // [block][D]
+  float *cos_ = nullptr, *sin_ = nullptr;  // [batch][rope_dim / 2]
+  uint8_t* own_base_ = nullptr;  // all of the above and the scratch of a block
+  size_t own_bytes_ = 0;
+  Scratch t_{};
+  int64_t filled_ = 0;      // rows below this position are in the rings
+  int64_t skipped_ = 0;     // first rows of the run at hand that are not kept
+  int n_rows_ = 0;          // of the draft at hand
+};
+
+}  // namespace ds4

@@ -1,0 +1,243 @@
+"""How the decode loop gets the logits after a token: by a plain step, or out of a verified draft.
+
+The loop draws every token itself, from the same logits, in the same order, with the same options, whether there is a
+drafter or not. What is here only decides how many rows the target computes at once: a draft that equals the token the
+loop draws next has its row computed already. So drafting cannot change a token (docs/dspark.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .admission import Admission, AdmissionConfig
+from .errors import Cancelled, Ds4Error, NumericsError, StateError
+from .sampling import Sampler
+
+if TYPE_CHECKING:
+    from .session import Session
+
+Row = NDArray[np.float32]
+KeepGoing = Callable[[list[float]], bool]
+"""Chances of the drafts so far -> could one more pay?"""
+
+
+class Steps(Protocol):
+    """Feeds drawn tokens to the model."""
+
+    def advance(self, token: int) -> Row:
+        """Feed `token`; the logits after it, [vocab]."""
+
+    def close(self) -> None:
+        """The text is over: judge the cycle at hand. The session keeps what was read."""
+
+
+class SerialSteps:
+    """One token, one step."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def advance(self, token: int) -> Row:
+        """Feed one token."""
+        before = time.perf_counter()
+        row = self._session.feed(token)
+        self._session.stats.add_decode(1, time.perf_counter() - before)
+        return row
+
+    def close(self) -> None:
+        """Nothing to judge."""
+
+
+class Proposer(Protocol):
+    """Makes drafts."""
+
+    def propose(self, anchor: int, most: int, worth_another: KeepGoing) -> tuple[list[int], list[float]]:
+        """At most `most` tokens that may follow `anchor`, and the chance of each given those before it."""
+
+
+class ModelProposer:
+    """Drafts of the session's own drafter, drawn as the target will draw: same options, noise and positions."""
+
+    def __init__(self, session: Session, sampler: Sampler, history: Any) -> None:
+        self._session = session
+        options = sampler.params
+        quiet = replace(options, logprobs=False, top_logprobs=0)
+        self._sampler = sampler if options == quiet else Sampler(quiet, sampler.n_vocab)
+        self._history = history
+
+    def propose(self, anchor: int, most: int, worth_another: KeepGoing) -> tuple[list[int], list[float]]:
+        """Rows one after another, each drawn given the draft before it."""
+        ext, position, history = self._session._ext, self._session.position, self._history
+        ext.draft_start(anchor, most)
+        drafts: list[int] = []
+        chances: list[float] = []
+        previous, added = anchor, 0
+        try:
+            for i in range(most):
+                logits, _confidence, top = ext.draft_row(i, previous)
+                previous = self._sampler.draw(logits, position + 1 + i, history=history).token
+                drafts.append(previous)
+                chances.append(top)
+                if i + 1 == most or not worth_another(chances):
+                    break
+                if history is not None:
+                    history.add(np.array([previous], np.int32))
+                    added += 1
+        finally:
+            if added:
+                history.drop(added)
+        return drafts, chances
+
+
+class DraftingSteps:
+    """Steps that verify drafts. One object for one call of `generate`."""
+
+    def __init__(
+        self,
+        session: Session,
+        proposer: Proposer,
+        admission: Admission,
+        limit: int,
+        *,
+        forced: int | None = None,
+        think: tuple[int, int] | None = None,
+        in_reasoning: bool = False,
+    ) -> None:
+        """`limit`: most tokens of this call. `forced`: verify this many drafts at every step, whatever it costs.
+        `think`: ids that open and close reasoning."""
+        self._session, self._proposer, self._admission = session, proposer, admission
+        self._left = limit  # tokens that may still be drawn, the one at hand included
+        self._forced = forced
+        self._think = think
+        self._in_reasoning = in_reasoning
+        self._rows: list[Row] = []  # of the drafts that were verified and not reached yet
+        self._drafts: list[int] = []
+        self._cycle: tuple[float, float, int] | None = None  # draft ms, verify ms, drafts
+        self._hits = 0
+
+    def advance(self, token: int) -> Row:
+        """Feed `token`: its row is there already when it was drafted, else by a verify or a plain step."""
+        self._left -= 1
+        self._follow_reasoning(token)
+        if self._rows and self._drafts[0] == token and self._session.n_ahead == len(self._rows):
+            del self._drafts[0]
+            self._hits += 1
+            row = self._session.accept(self._rows.pop(0))
+            self._session.stats.add_decode(1, 0.0)
+            return row
+        self.close()
+        most = min(self._left - 1, self._session.room - 1, self._session.block_size)
+        if most < 1 or not self._wanted():
+            return self._serial(token, None)
+        return self._cycle_from(token, most)
+
+    def close(self) -> None:
+        """Judge the cycle at hand, and take back what was verified but not reached."""
+        if self._cycle is not None:
+            draft_ms, verify_ms, drafts = self._cycle
+            before = time.perf_counter()
+            self._cycle = None
+            self._rows, self._drafts = [], []
+            self._session.drop_ahead()
+            spent = time.perf_counter() - before
+            self._admission.verified(draft_ms, verify_ms + 1e3 * spent, drafts, 1 + self._hits)
+            self._session.stats.add_decode(0, spent)
+
+    def _wanted(self) -> bool:
+        if self._session.drafter_fault is not None or self._forced == 0:
+            return False
+        return self._forced is not None or self._admission.admit(self._in_reasoning)
+
+    def _cycle_from(self, token: int, most: int) -> Row:
+        before = time.perf_counter()
+        drafts = self._draft(token, most)
+        draft_ms = 1e3 * (time.perf_counter() - before)
+        if not drafts:
+            return self._serial(token, draft_ms)
+        before = time.perf_counter()
+        try:
+            rows: list[Row] = list(self._session.verify([token, *drafts]))
+        except NumericsError:  # of a row that serial decoding may never see: let it say so itself
+            return self._serial(token, draft_ms)
+        verify_ms = 1e3 * (time.perf_counter() - before)
+        self._session.stats.add_decode(1, (draft_ms + verify_ms) / 1e3)
+        self._cycle, self._hits = (draft_ms, verify_ms, len(drafts)), 0
+        self._drafts, self._rows = drafts, rows[1:]
+        return rows[0]
+
+    def _draft(self, token: int, most: int) -> list[int]:
+        """The drafts to verify; none when they are not worth it or the drafter failed."""
+        if self._forced is not None:
+            most = min(most, self._forced)
+        keep_going = self._admission.worth_another if self._forced is None else _always
+        try:
+            drafts, chances = self._proposer.propose(token, most, keep_going)
+        except (Cancelled, StateError):
+            raise
+        except (Ds4Error, RuntimeError, MemoryError) as error:
+            self._session.drop_drafter(f"{type(error).__name__}: {error}")
+            return []
+        if self._forced is not None:
+            return drafts
+        return drafts[: self._admission.choose(chances)]
+
+    def _serial(self, token: int, draft_ms: float | None) -> Row:
+        before = time.perf_counter()
+        row = self._session.feed(token)
+        ms = 1e3 * (time.perf_counter() - before)
+        if draft_ms is None:
+            self._admission.serial_step(ms)
+        else:
+            self._admission.declined(draft_ms, ms)
+        self._session.stats.add_decode(1, (ms + (draft_ms or 0.0)) / 1e3)
+        return row
+
+    def _follow_reasoning(self, token: int) -> None:
+        if self._think is None or token not in self._think:
+            return
+        inside = token == self._think[0]
+        if self._in_reasoning and not inside:
+            self._admission.left_reasoning()
+        self._in_reasoning = inside
+
+
+def _always(_chances: list[float]) -> bool:
+    return True
+
+
+def make_steps(
+    session: Session, sampler: Sampler, history: Any, limit: int, drafting: str | int, prompt: NDArray[np.int32]
+) -> Steps:
+    """The steps that a call of `generate` takes. drafting: "auto", "answers", "off", or a number of drafts to force."""
+    if drafting == "off" or session.drafter is None or session.drafter_fault is not None:
+        return SerialSteps(session)
+    answers = drafting == "answers"
+    admission = Admission(AdmissionConfig(reasoning=not answers), session.block_size)
+    session.stats.drafter = admission.stats
+    think = _think_ids(session) if answers else None
+    return DraftingSteps(
+        session,
+        session.proposer(sampler, history),
+        admission,
+        limit,
+        forced=None if isinstance(drafting, str) else drafting,
+        think=think,
+        in_reasoning=think is not None and _ends_in_reasoning(prompt, think),
+    )
+
+
+def _think_ids(session: Session) -> tuple[int, int] | None:
+    tokenizer = session.model.tokenizer
+    opening, closing = tokenizer.find_control("<think>"), tokenizer.find_control("</think>")
+    return None if opening is None or closing is None else (opening, closing)
+
+
+def _ends_in_reasoning(prompt: NDArray[np.int32], think: tuple[int, int]) -> bool:
+    at = np.flatnonzero(np.isin(prompt, think))
+    return bool(len(at)) and int(prompt[at[-1]]) == think[0]

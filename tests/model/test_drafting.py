@@ -1,0 +1,465 @@
+"""E2: with a drafter the same tokens come out, whatever it proposes; rows of a verify step have the serial bits."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ds4v41 import _ext
+from ds4v41.checkpoint.convert import convert_drafter
+from ds4v41.drafter import Drafter
+from ds4v41.errors import CheckpointError, NumericsError, OptionError, StateError
+from ds4v41.generation import GenerationOptions, TokenStream
+from ds4v41.model import Model
+from ds4v41.session import Session
+from tests.golden import load
+
+CONTEXT = 256
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[tuple[Model, Drafter]]:
+    with Model.open(load.checkpoint_folder("fp8fp4"), threads=1) as model:
+        yield model, Drafter.open(None, model)
+
+
+@pytest.fixture(scope="module")
+def nano() -> Iterator[tuple[Model, Drafter]]:
+    with Model.open(threads=2) as model:
+        yield model, Drafter.open(None, model)
+
+
+class FakeProposer:
+    """Drafts of any kind in place of the drafter's."""
+
+    def __init__(self, make: Callable[[int, int], list[int]]) -> None:
+        self.make = make
+
+    def propose(self, anchor: int, most: int, worth_another: Any) -> tuple[list[int], list[float]]:
+        drafts = self.make(anchor, most)
+        return drafts, [0.99] * len(drafts)
+
+
+def drawn(session: Session, prompt: list[int], **options: Any) -> list[tuple[int, int]]:
+    """(token, position) of a text."""
+    stream = TokenStream(session, np.array(prompt, np.int32), GenerationOptions.from_options(options, session.model))
+    return [(draw.token, position) for draw, position in stream]
+
+
+def both(model: Model, drafter: Drafter, prompt: list[int], **options: Any) -> tuple[Session, Session]:
+    """The same text drafted and serial; checks tokens and states, returns the two sessions."""
+    drafting = options.pop("drafting")
+    plain, drafted = model.session(CONTEXT), model.session(CONTEXT, drafter=drafter)
+    want = drawn(plain, prompt, **options)
+    assert drawn(drafted, prompt, drafting=drafting, **options) == want
+    assert drafted.tokens == plain.tokens
+    assert drafted._ext.live_bytes() == plain._ext.live_bytes()
+    return plain, drafted
+
+
+OPTIONS = st.one_of(
+    st.just({"temperature": 0.0}),
+    st.fixed_dictionaries(
+        {"temperature": st.sampled_from([0.3, 1.0, 1.5]), "seed": st.integers(0, 2**64 - 1)},
+        optional={
+            "top_k": st.integers(1, 40),
+            "top_p": st.sampled_from([0.5, 0.9, 1.0]),
+            "min_p": st.sampled_from([0.0, 0.05]),
+            "presence_penalty": st.sampled_from([0.0, 1.0]),
+            "frequency_penalty": st.sampled_from([0.0, 0.5]),
+            "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        },
+    ),
+)
+SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SLOW
+@given(
+    prompt=st.lists(st.integers(4, 511), min_size=1, max_size=40),
+    n=st.integers(1, 40),
+    drafting=st.sampled_from(["auto", 0, 1, 2, 3, 4, 5]),
+    options=OPTIONS,
+)
+def test_tiny_same_tokens_and_state(
+    tiny: tuple[Model, Drafter], prompt: list[int], n: int, drafting: str | int, options: dict[str, Any]
+) -> None:
+    both(*tiny, prompt, max_tokens=n, drafting=drafting, **options)
+
+
+@settings(SLOW, max_examples=12)
+@given(start=st.integers(0, 400), length=st.integers(1, 40), drafting=st.integers(1, 5), options=OPTIONS)
+def test_nano_same_tokens_and_state(
+    nano: tuple[Model, Drafter], start: int, length: int, drafting: int, options: dict[str, Any]
+) -> None:
+    text = "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n" * 8
+    ids = nano[0].tokenizer.encode(text)
+    both(*nano, ids[start : start + length] or [5], max_tokens=32, drafting=drafting, **options)
+
+
+def test_long_texts_are_the_same(nano: tuple[Model, Drafter]) -> None:
+    model, drafter = nano
+    prompt = model.tokenizer.encode("class Stack:\n    def push(self, item):\n", add_bos=True)
+    for n, options in ((520, {"temperature": 0.0}), (260, {"temperature": 1.0, "seed": 11})):
+        plain, drafted = model.session(640), model.session(640, drafter=drafter)
+        want = drawn(plain, prompt, max_tokens=n, **options)
+        assert drawn(drafted, prompt, max_tokens=n, drafting=5, **options) == want
+        assert drafted._ext.live_bytes() == plain._ext.live_bytes()
+        assert drafted.stats.drafter is not None and drafted.stats.drafter.accepted > 0
+
+
+@SLOW
+@given(kind=st.sampled_from(["wrong", "right", "random"]), drafts=st.integers(1, 5), seed=st.integers(0, 10**6))
+def test_any_proposals_give_the_same_tokens(
+    tiny: tuple[Model, Drafter], kind: str, drafts: int, seed: int
+) -> None:
+    model, drafter = tiny
+    rng = random.Random(seed)
+    prompt = [rng.randrange(4, 512) for _ in range(rng.randrange(1, 20))]
+    options = {"temperature": rng.choice([0.0, 1.0]), "seed": seed, "max_tokens": rng.randrange(1, 40)}
+    plain = model.session(CONTEXT)
+    want = drawn(plain, prompt, **options)
+    tokens = [token for token, _ in want]
+    drafted = model.session(CONTEXT, drafter=drafter)
+
+    def make(anchor: int, most: int) -> list[int]:
+        at = drafted.position - len(prompt) + 1
+        right = (tokens[at : at + most] + [7] * most)[:most]
+        if kind == "wrong":
+            return [(t + 1) % 512 for t in right]
+        return right if kind == "right" else [t if rng.random() < 0.6 else rng.randrange(512) for t in right]
+
+    drafted.proposer = lambda sampler, history: FakeProposer(make)  # type: ignore[method-assign]
+    assert drawn(drafted, prompt, drafting=drafts, **options) == want
+    assert drafted._ext.live_bytes() == plain._ext.live_bytes()
+    stats = drafted.stats.drafter
+    assert stats is not None
+    assert stats.accepted == 0 if kind == "wrong" else stats.accepted >= 0
+    if kind == "right":
+        assert stats.accepted == len(want) - 1 - stats.cycles - stats.serial_tokens
+
+
+@SLOW
+@given(prompt=st.lists(st.integers(4, 511), min_size=1, max_size=40), extra=st.lists(st.integers(4, 511), max_size=6))
+def test_verify_rows_have_the_serial_bits(tiny: tuple[Model, Drafter], prompt: list[int], extra: list[int]) -> None:
+    model, _ = tiny
+    with model.session(CONTEXT) as one, model.session(CONTEXT) as many:
+        for session in (one, many):
+            session.prefill(prompt)
+        rows = many.verify([9, *extra])
+        for i, token in enumerate([9, *extra]):
+            assert np.array_equal(one.feed(token).view(np.uint32), rows[i].view(np.uint32))
+
+
+@pytest.mark.parametrize("stop_at", range(7))
+def test_a_stop_id_ends_it_at_any_row(tiny: tuple[Model, Drafter], stop_at: int) -> None:
+    model, drafter = tiny
+    prompt = [31, 64, 90]
+    tokens = [t for t, _ in drawn(model.session(CONTEXT), prompt, temperature=1.0, seed=4, max_tokens=24)]
+    first = 8 + stop_at
+    assert tokens.index(tokens[first]) == first
+    plain, drafted = both(
+        model, drafter, prompt, temperature=1.0, seed=4, max_tokens=24, stop=[tokens[first]], drafting=5
+    )
+    assert plain.position == drafted.position == len(prompt) + first - (0 if first else 1)
+
+
+def test_the_context_end_is_the_same(tiny: tuple[Model, Drafter]) -> None:
+    model, drafter = tiny
+    for context in range(20, 30):
+        plain, drafted = model.session(context), model.session(context, drafter=drafter)
+        want = drawn(plain, [5, 6, 7], temperature=0.0)
+        assert drawn(drafted, [5, 6, 7], temperature=0.0, drafting=5) == want
+        assert len(want) == context - 3
+
+
+def test_a_small_chunk_limits_the_rows(tiny: tuple[Model, Drafter]) -> None:
+    model, drafter = tiny
+    for chunk in (1, 2, 3):
+        session = model.session(CONTEXT, drafter=drafter, chunk=chunk)
+        want = drawn(model.session(CONTEXT), [5, 6, 7], temperature=0.0, max_tokens=20)
+        assert drawn(session, [5, 6, 7], temperature=0.0, max_tokens=20, drafting=5) == want
+
+
+def test_masks_see_the_same_calls(tiny: tuple[Model, Drafter]) -> None:
+    model, drafter = tiny
+    calls: list[list[int]] = []
+
+    def mask(tokens: list[int]) -> list[int]:
+        calls.append(tokens)
+        return [t for t in range(4, 512) if (t + len(tokens)) % 3]
+
+    plain, drafted = model.session(CONTEXT), model.session(CONTEXT, drafter=drafter)
+    want = drawn(plain, [5, 6], temperature=1.0, seed=3, max_tokens=24, mask=mask)
+    seen, calls[:] = list(calls), []
+    assert drawn(drafted, [5, 6], temperature=1.0, seed=3, max_tokens=24, mask=mask, drafting=4) == want
+    assert calls == seen
+
+
+def test_text_and_stop_strings_are_the_same(nano: tuple[Model, Drafter]) -> None:
+    model, drafter = nano
+    with model.session(CONTEXT) as plain, model.session(CONTEXT, drafter=drafter) as drafted:
+        for stop in ("return", "\n\n", "self.", "zzz"):
+            options = {"temperature": 0, "max_tokens": 60, "stop": stop}
+            want = plain.generate("def is_prime(n):\n", **options).finish()
+            got = drafted.generate("def is_prime(n):\n", **options, drafting=5).finish()
+            assert (got.text, got.tokens, got.stop) == (want.text, want.tokens, want.stop)
+            assert drafted.tokens == plain.tokens
+
+
+def test_the_session_looks_the_same_between_tokens(tiny: tuple[Model, Drafter]) -> None:
+    model, drafter = tiny
+    views = []
+    for session, drafting in ((model.session(CONTEXT), "off"), (model.session(CONTEXT, drafter=drafter), 5)):
+        options = GenerationOptions.from_options({"temperature": 0.0, "max_tokens": 30, "drafting": drafting}, model)
+        seen = []
+        for _ in TokenStream(session, np.array([4, 5, 6], np.int32), options):
+            seen.append((session.position, session.tokens, session.room))
+            if len(seen) % 7 == 3:
+                mark = session.mark()
+                seen[-1] = (*seen[-1], mark.position)
+        views.append(seen)
+    assert views[0] == views[1]
+
+
+def test_left_in_the_middle_of_a_block(tiny: tuple[Model, Drafter]) -> None:
+    """Stopping to read after any token leaves what serial would leave; going on from there is the same."""
+    model, drafter = tiny
+    for n in range(1, 14):
+        after = []
+        for session, drafting in ((model.session(CONTEXT), "off"), (model.session(CONTEXT, drafter=drafter), 5)):
+            given = {"temperature": 0.0, "max_tokens": 30, "drafting": drafting}
+            options = GenerationOptions.from_options(given, model)
+            stream = iter(TokenStream(session, np.array([40, 50, 60], np.int32), options))
+            for _ in range(n):
+                next(stream)
+            logits = session.step([8, 9])
+            with pytest.raises(StateError, match="used by another call"):
+                next(stream)
+            after.append((session.tokens, logits.tobytes(), session._ext.live_bytes()))
+        assert after[0] == after[1]
+
+
+def test_rings_are_those_of_a_fresh_prefill(tiny: tuple[Model, Drafter]) -> None:
+    """After any mix of prefill, steps, verifies, rejects, rewinds and marks, proposals equal those of a new session."""
+    model, drafter = tiny
+    rng = random.Random(7)
+    session = model.session(CONTEXT, drafter=drafter, retain=64, chunk=32)
+    marks: list[Any] = []
+    for _ in range(60):
+        what = rng.randrange(5)
+        room = session.room - 8
+        if what == 0 and room > 0:
+            session.prefill([rng.randrange(4, 512) for _ in range(rng.randint(1, min(40, room)))])
+        elif what == 1 and room > 0:
+            session.step([rng.randrange(4, 512) for _ in range(rng.randint(1, 6))])
+        elif what == 2 and session.position > 2:
+            session.rewind(session.position - rng.randint(0, min(40, session.position - 1)))
+            marks = [m for m in marks if m.position <= session.position]
+        elif what == 3 and session.position > 0:
+            marks.append(session.mark())
+        elif marks:
+            session.truncate(marks[-1])
+        if session.position == 0:
+            continue
+        fresh = _ext.Session(model._handle(), CONTEXT, 256, 256, drafter._handle())
+        fresh.run(np.array(session.tokens, np.int32), "none")
+        assert fresh.draft_context == min(16, session.position)
+        assert session._ext.draft_context == fresh.draft_context
+        for one in (session._ext, fresh):
+            one.draft_start(9, 5)
+        for i in range(5):
+            a, b = session._ext.draft_row(i, 11), fresh.draft_row(i, 11)
+            assert np.array_equal(a[0], b[0]) and a[1:] == b[1:]
+
+
+def test_two_sessions_interleaved_do_not_meet(tiny: tuple[Model, Drafter]) -> None:
+    model, drafter = tiny
+    prompts = ([5, 6, 7, 8], [300, 301])
+    want = [drawn(model.session(CONTEXT), p, temperature=1.0, seed=1, max_tokens=24) for p in prompts]
+    options = GenerationOptions.from_options({"temperature": 1.0, "seed": 1, "max_tokens": 24, "drafting": 4}, model)
+    sessions = [model.session(CONTEXT, drafter=drafter) for _ in prompts]
+    streams = [iter(TokenStream(s, np.array(p, np.int32), options)) for s, p in zip(sessions, prompts, strict=True)]
+    got: list[list[tuple[int, int]]] = [[], []]
+    for _ in range(24):
+        for i, stream in enumerate(streams):
+            draw, position = next(stream)
+            got[i].append((draw.token, position))
+    assert got == want
+
+
+# ---- faults ------------------------------------------------------------------------------------------------------
+
+
+class Failing(FakeProposer):
+    """Fails after some proposals."""
+
+    def __init__(self, after: int, error: Exception) -> None:
+        super().__init__(lambda anchor, most: [7] * most)
+        self.after, self.error = after, error
+
+    def propose(self, anchor: int, most: int, worth_another: Any) -> tuple[list[int], list[float]]:
+        self.after -= 1
+        if self.after < 0:
+            raise self.error
+        return super().propose(anchor, most, worth_another)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("error", [NumericsError("NaN in the logits"), RuntimeError("device lost"), MemoryError()])
+def test_a_drafter_fault_turns_drafting_off_and_nothing_else(
+    tiny: tuple[Model, Drafter], after: int, error: Exception
+) -> None:
+    model, drafter = tiny
+    want = drawn(model.session(CONTEXT), [5, 6], temperature=0.0, max_tokens=20)
+    session = model.session(CONTEXT, drafter=drafter)
+    session.proposer = lambda sampler, history: Failing(after, error)  # type: ignore[method-assign]
+    assert drawn(session, [5, 6], temperature=0.0, max_tokens=20, drafting=3) == want
+    assert session.stats.drafter is not None and session.stats.drafter.cycles == after
+    assert type(error).__name__ in str(session.stats.drafter)
+    assert session.drafter_fault is not None
+    assert drawn(session, [5, 6], temperature=0.0, max_tokens=20, drafting=3) == want
+    with pytest.raises(StateError, match="no drafter"):
+        session._ext.draft_start(5, 1)
+
+
+def test_nan_rows_of_the_drafter_are_a_fault(tiny: tuple[Model, Drafter]) -> None:
+    model, drafter = tiny
+    want = drawn(model.session(CONTEXT), [5, 6], temperature=1.0, seed=2, max_tokens=20)
+    session = model.session(CONTEXT, drafter=drafter)
+
+    class NanRows:
+        def __init__(self, ext: Any) -> None:
+            self._real = ext
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+        def draft_row(self, i: int, previous: int) -> tuple[np.ndarray, float, float]:
+            row, *_ = self._real.draft_row(i, previous)
+            return np.full_like(row, math.nan), math.nan, math.nan
+
+    session._ext = NanRows(session._ext)  # type: ignore[assignment]
+    assert drawn(session, [5, 6], temperature=1.0, seed=2, max_tokens=20, drafting=3) == want
+    assert "NaN" in (session.drafter_fault or "")
+
+
+def test_a_failed_verify_leaves_the_session_as_it_was(tiny: tuple[Model, Drafter]) -> None:
+    model, drafter = tiny
+    session, plain = model.session(CONTEXT, drafter=drafter), model.session(CONTEXT)
+    for s in (session, plain):
+        s.prefill([5, 6, 7])
+    before = session._ext.live_bytes()
+    with pytest.raises(Exception, match="token"):
+        session.verify([8, 100_000])
+    assert session._ext.live_bytes() == before and session.position == 3
+    assert np.array_equal(session.step([9]), plain.step([9]))
+
+
+def test_bad_numbers_of_draft_rows_are_left_to_serial_decoding(tiny: tuple[Model, Drafter]) -> None:
+    """A row that serial decoding would not compute cannot end a text."""
+    model, drafter = tiny
+    want = drawn(model.session(CONTEXT), [5, 6], temperature=0.0, max_tokens=20)
+    session = model.session(CONTEXT, drafter=drafter)
+    real = session._ext
+
+    class NoVerify:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def run(self, tokens: np.ndarray, logits: str, *rest: Any) -> Any:
+            if logits == "all" and len(tokens) > 1:
+                raise NumericsError("injected")
+            return real.run(tokens, logits, *rest)
+
+    session._ext = NoVerify()  # type: ignore[assignment]
+    assert drawn(session, [5, 6], temperature=0.0, max_tokens=20, drafting=3) == want
+    assert session.drafter_fault is None and session.tokens[:2] == [5, 6]
+
+
+def test_a_failed_rollback_refuses_until_rewound(tiny: tuple[Model, Drafter]) -> None:
+    model, drafter = tiny
+    session, plain = model.session(CONTEXT, drafter=drafter), model.session(CONTEXT)
+    for s in (session, plain):
+        s.prefill([5, 6, 7])
+    real = session._ext
+
+    class NoTruncate:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def truncate(self, position: int) -> None:
+            raise RuntimeError("injected")
+
+    session.verify([8, 9, 10])
+    session._ext = NoTruncate()  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match="injected"):
+        session.step([11])
+    for call in (lambda: session.step([11]), session.mark, lambda: drawn(session, [5, 6], max_tokens=1)):
+        with pytest.raises(StateError, match="rewind"):
+            call()
+    session._ext = real
+    with pytest.raises(StateError, match="rewind"):
+        session.step([11])
+    session.rewind(4)
+    plain.step([8])
+    assert session.tokens == plain.tokens == [5, 6, 7, 8]
+    assert np.array_equal(session.step([11]), plain.step([11]))
+
+
+# ---- opening and options -----------------------------------------------------------------------------------------
+
+
+def test_a_drafter_belongs_to_one_model(tiny: tuple[Model, Drafter], nano: tuple[Model, Drafter]) -> None:
+    with pytest.raises(StateError, match="another model"):
+        tiny[0].session(CONTEXT, drafter=nano[1])
+    with pytest.raises(CheckpointError, match=r"hidden_size is 128, the model has 256"):
+        Drafter.open(load.checkpoint_folder("bf16"), nano[0])
+    own = Drafter.open(load.checkpoint_folder("fp8fp4"), tiny[0])
+    assert (own.block_size, own.n_stages) == (5, 3) and "3 stages" in repr(own)
+
+
+@pytest.mark.parametrize("recipe", ["f16", "q4"])
+def test_a_drafter_file_drafts(nano: tuple[Model, Drafter], recipe: str, tmp_path: Path) -> None:
+    model, own = nano
+    convert_drafter(model.path, tmp_path / "d.gguf", recipe, threads=1)
+    drafter = Drafter.open(tmp_path / "d.gguf", model)
+    prompt = model.tokenizer.encode("def add(a, b):\n", add_bos=True)
+    _, drafted = both(model, drafter, prompt, temperature=0.0, max_tokens=60, drafting=5)
+    _, reference = both(model, own, prompt, temperature=0.0, max_tokens=60, drafting=5)
+    assert drafted.stats.drafter is not None and reference.stats.drafter is not None
+    assert drafted.stats.drafter.accepted > 0.6 * reference.stats.drafter.accepted > 0
+
+
+def test_the_command_line_shows_what_drafting_did(call: Any) -> None:
+    options = ("generate", "def add(a, b):", "--max-tokens", "40", "--temperature", "0", "--stats")
+    plain, drafted = call(*options), call(*options, "--drafter", "own")
+    assert plain.out == drafted.out
+    assert "drafter:" in drafted.err and "drafter:" not in plain.err
+    assert call("generate", "x", "--drafter", "nowhere.gguf").code != 0
+
+
+@pytest.mark.parametrize("wrong", [6, -1, True, "always", 2.5])
+def test_wrong_drafting_options_are_refused(tiny: tuple[Model, Drafter], wrong: Any) -> None:
+    with pytest.raises(OptionError, match="drafting: expected"):
+        GenerationOptions.from_options({"drafting": wrong}, tiny[0])
+
+
+def test_stats_count_every_token(nano: tuple[Model, Drafter]) -> None:
+    model, drafter = nano
+    session = model.session(CONTEXT, drafter=drafter)
+    got = session.generate("def add(a, b):\n", max_tokens=80, temperature=0, stop=None, drafting=5).finish()
+    stats = session.stats.drafter
+    assert stats is not None
+    assert stats.committed + stats.serial_tokens == len(got.tokens) - (got.finish_reason == "length")
+    assert stats.accepted == sum(stats.accepted_at) and stats.drafted == sum(stats.verified_at)
+    assert session.stats.decoded == stats.committed + stats.serial_tokens
+    assert "cycles" in str(stats) and "drafter" in session.stats._repr_html_()

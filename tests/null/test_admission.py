@@ -1,0 +1,223 @@
+"""The drafter's admission controller alone: no model, no clock, milliseconds are made up."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ds4v41.admission import Admission, AdmissionConfig, Costs, TraceStep, replay
+
+# Published figures of the M3 Ultra port: serial step 31.8 ms, six-row verify 108.5 ms, draft and commit about 11 ms.
+ULTRA = Costs(31.8, 11.0, (62.0, 85.0, 106.0, 107.0, 108.5))
+
+
+def warmed(config: AdmissionConfig | None = None, serial: float = 10.0) -> Admission:
+    """A controller that saw its sixteen serial tokens."""
+    admission = Admission(config)
+    for _ in range(admission.config.min_serial):
+        assert not admission.admit()
+        admission.serial_step(serial)
+    return admission
+
+
+def test_the_first_attempt_comes_after_sixteen_serial_tokens() -> None:
+    admission = warmed()
+    assert admission.admit()
+    assert admission.serial_ms == 10.0
+
+
+def test_the_serial_cost_is_the_median_of_the_last_nine() -> None:
+    admission = Admission()
+    for ms in [100.0] * 20 + [10, 11, 12, 13, 14, 15, 16, 17, 900]:
+        admission.serial_step(ms)
+    assert admission.serial_ms == 14
+
+
+def test_a_losing_window_backs_off_longer_each_time_and_a_winning_one_forgives() -> None:
+    admission = warmed(AdmissionConfig(stop_loss=math.inf, longest_wait=0))
+    waits = []
+    for _ in range(6):
+        for _ in range(3):
+            assert admission.admit()
+            admission.verified(2.0, 30.0, 5, 1)
+        waited = 0
+        while not admission.admit():
+            admission.serial_step(10.0)
+            waited += 1
+        waits.append(waited)
+    assert waits == [16, 32, 64, 128, 128, 128]
+    assert admission.stats.back_offs == 6
+    for _ in range(3):
+        admission.verified(2.0, 30.0, 5, 6)
+    assert admission.admit()
+    for _ in range(3):
+        admission.verified(2.0, 30.0, 5, 1)
+    waited = 0
+    while not admission.admit():
+        admission.serial_step(10.0)
+        waited += 1
+    assert waited == 16
+
+
+def test_a_costly_window_waits_until_its_loss_is_a_small_share() -> None:
+    for loss, wait in ((6.0, 40), (11.0, 73), (300.0, 256)):
+        admission = warmed()
+        admission.verified(0.0, 10.0 + loss, 5, 1)
+        admission.verified(0.0, 10.0, 5, 1)
+        admission.verified(0.0, 10.0, 5, 1)
+        waited = 0
+        while not admission.admit():
+            admission.serial_step(10.0)
+            waited += 1
+        assert waited == wait
+
+
+def test_signals_that_promise_too_much_are_believed_less() -> None:
+    admission = warmed(AdmissionConfig(stop_loss=math.inf, loss_budget=math.inf))
+    first = admission.choose([0.95] * 5)
+    for _ in range(12):
+        admission.choose([0.95] * 5)
+        admission.verified(0.0, 25.0, 5, 1)
+    assert first == 5 and admission.choose([0.95] * 5) == 0
+
+
+def test_a_small_loss_is_carried_as_debt_before_it_backs_off() -> None:
+    admission = warmed()
+    for window in range(2):
+        for _ in range(3):
+            assert admission.admit(), window
+            admission.verified(0.0, 31.0, 5, 3)  # one ms lost each time: debt 3, then 6 of the 5 allowed
+    assert not admission.admit()
+
+
+def test_a_large_loss_ends_the_window_at_once() -> None:
+    admission = warmed()
+    admission.verified(5.0, 30.0, 5, 1)
+    assert not admission.admit()
+
+
+def test_declines_are_priced() -> None:
+    admission = warmed()
+    for _ in range(3):
+        assert admission.admit()
+        admission.declined(3.0, 10.0)
+    assert not admission.admit()
+    assert admission.stats.declines == 3
+    assert admission.stats.net_ms == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e9])
+def test_an_impossible_time_ends_drafting_for_the_call(bad: float) -> None:
+    admission = warmed()
+    admission.verified(bad, 10.0, 5, 3)
+    assert not admission.admit()
+    for _ in range(300):
+        admission.serial_step(10.0)
+    assert not admission.admit()
+    assert math.isfinite(admission.stats.net_ms)
+
+
+def test_reasoning_is_left_alone_on_demand() -> None:
+    admission = warmed(AdmissionConfig(reasoning=False))
+    assert not admission.admit(in_reasoning=True)
+    assert admission.admit(in_reasoning=False)
+
+
+def test_the_value_gate_takes_the_length_that_pays() -> None:
+    admission = warmed()  # serial 10, a further row is guessed to cost 3
+    assert admission.choose([0.2, 0.9, 0.9, 0.9, 0.9]) == 0
+    assert admission.choose([0.9, 0.9, 0.1, 0.9, 0.9]) == 2
+    assert admission.choose([0.99] * 5) == 5
+    for _ in range(9):
+        admission.verified(0.0, 60.0, 5, 6)  # six rows cost six steps here: nothing can pay
+    assert admission.choose([0.9] * 5) == 0
+
+
+def test_the_top_gate_is_all_or_nothing() -> None:
+    admission = warmed(AdmissionConfig(gate="top"))
+    assert admission.choose([0.8, 0.8, 0.8, 0.1, 0.1]) == 5
+    assert admission.choose([0.8, 0.8, 0.7, 0.9, 0.9]) == 0
+    assert admission.choose([0.8, 0.8, math.nan, 0.9, 0.9]) == 0
+
+
+@given(st.lists(st.floats(), max_size=5))
+def test_any_signals_give_a_length_within_the_block(signals: list[float]) -> None:
+    for gate in ("value", "top", "none"):
+        assert 0 <= warmed(AdmissionConfig(gate=gate)).choose(signals) <= len(signals)  # type: ignore[arg-type]
+
+
+@given(st.dictionaries(st.integers(2, 6), st.floats(1, 100), max_size=5), st.integers(1, 6))
+def test_the_cost_of_unmeasured_rows_lies_between_its_neighbours(measured: dict[int, float], rows: int) -> None:
+    admission = warmed(AdmissionConfig(stop_loss=math.inf))
+    for n, ms in measured.items():
+        admission.verified(0.0, ms, n - 1, n)
+    known = {1: 10.0} | measured
+    cost = admission.verify_cost(rows)
+    if rows in known:
+        assert cost == known[rows]
+    else:
+        below = known[max(n for n in known if n < rows)]
+        above = [known[min(n for n in known if n > rows)]] if any(n > rows for n in known) else []
+        assert min([below, *above]) - 1e-9 <= cost
+        assert not above or cost <= max(below, above[0]) + 1e-9
+
+
+def trace(rng: random.Random, chances: tuple[float, ...], n: int) -> list[TraceStep]:
+    """Drafts that hold with these chances, and signals that know it only roughly."""
+    steps = []
+    for _ in range(n):
+        accepted = 0
+        while accepted < len(chances) and rng.random() < chances[accepted]:
+            accepted += 1
+        steps.append(TraceStep(tuple(min(1.0, max(0.0, c + rng.uniform(-0.1, 0.1))) for c in chances), accepted))
+    return steps
+
+
+FIXED = AdmissionConfig(min_serial=0, stop_loss=math.inf, loss_budget=math.inf, gate="none")
+
+
+def test_published_figures_come_out_of_the_replay() -> None:
+    """Six-row cycles that commit 6 ran at 1.60 of serial, 2.71 at 0.74 (without the controller)."""
+    rng = random.Random(1)
+    perfect = replay(trace(rng, (1.0,) * 5, 3000), ULTRA, FIXED)
+    assert perfect.speed == pytest.approx(1.597, abs=0.02)
+    spec_bench = trace(rng, (0.70, 0.65, 0.62, 0.6, 0.6), 6000)
+    fixed = replay(spec_bench, ULTRA, FIXED)
+    assert fixed.stats.tokens_per_cycle == pytest.approx(2.71, abs=0.35)
+    assert fixed.speed == pytest.approx(fixed.stats.tokens_per_cycle / 2.714 * 0.739, rel=0.06)
+
+
+@pytest.mark.parametrize("chances", [(0.0,) * 5, (0.3, 0.2, 0.1, 0.1, 0.1), (0.5,) * 5, (0.7, 0.65, 0.62, 0.6, 0.6)])
+@pytest.mark.parametrize("gate", ["value", "top"])
+def test_never_much_slower_than_serial(chances: tuple[float, ...], gate: str) -> None:
+    steps = trace(random.Random(2), chances, 2000)
+    assert replay(steps, ULTRA, AdmissionConfig(gate=gate)).speed > 0.975  # type: ignore[arg-type]
+
+
+def test_wins_are_kept() -> None:
+    steps = trace(random.Random(3), (0.97,) * 5, 2000)
+    assert replay(steps, ULTRA, AdmissionConfig()).speed > 0.95 * replay(steps, ULTRA, FIXED).speed
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.lists(st.floats(0, 1), min_size=5, max_size=5), st.integers(0, 5)), max_size=300),
+    st.floats(0.1, 2.0),
+    st.floats(1.0, 8.0),
+)
+def test_any_trace_is_within_its_entry_costs(
+    steps: list[tuple[list[float], int]], draft: float, verify: float
+) -> None:
+    """Lost time is bounded by the stop loss and one cycle for each back-off, whatever the drafts do."""
+    costs = Costs(1.0, draft, tuple(1 + (verify - 1) * i / 5 for i in range(1, 6)))
+    got = replay([TraceStep(tuple(s), a) for s, a in steps], costs, AdmissionConfig())
+    lost = got.ms - got.serial_ms
+    assert lost == pytest.approx(got.stats.net_ms, abs=1e-6)
+    windows = got.stats.back_offs + 1
+    assert lost <= windows * (1.0 + 0.5 + draft + verify) + 1e-6
+    assert got.stats.back_offs <= 1 + len(steps) / 16
+    assert got.stats.accepted == sum(got.stats.accepted_at) <= got.stats.drafted
