@@ -1,10 +1,10 @@
 #include "cpu/rows.h"
 
 #include "cpu/decoders.h"
+#include "cpu/row_tiles.h"
 
 DS4_CPU_NAMESPACE_BEGIN
 
-constexpr int kGroups = kLanes / kW;  // vectors that hold the accumulators
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // weight rows of a tile
 constexpr int kTileCols = kRegisters == 32 ? 6 : 4;  // activation rows of a tile
 
@@ -177,10 +177,11 @@ DS4_CPU_NAMESPACE_END
 
 namespace ds4::cpu::DS4_ISA {
 
-size_t dot_scratch(int k) { return static_cast<size_t>(kTileRows) * static_cast<size_t>(k); }
+size_t dot_scratch(int k) { return static_cast<size_t>(few_scratch(k)); }
 
 void dot_block(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int64_t ldo, float* scratch) {
   const int k = m.cols;
+  if (n >= 1 && n <= kFewRows && few_rows_fast(m, r0, nr, x, n, out, ldo, scratch)) return;
   with_decoder(m, [&](auto make) {
     switch (n) {
       case 0: return;

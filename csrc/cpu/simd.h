@@ -215,6 +215,17 @@ DS4_INLINE V v_u4_half(const uint8_t* p) {
 
 #endif
 
+// Keeps a loaded vector in its register: without it compilers load it again for every use.
+DS4_INLINE void v_keep(V& a) {
+#if defined(DS4_ISA_AVX512) || defined(DS4_ISA_AVX2)
+  asm("" : "+v"(a.v));
+#elif defined(DS4_ISA_NEON)
+  asm("" : "+w"(a.v));
+#else
+  (void)a;
+#endif
+}
+
 // Pairwise sums of neighbours: lane pairs of a, then of b, in an order that later calls undo (see pairwise_tree).
 #if defined(DS4_ISA_AVX512)
 DS4_INLINE V v_pairs(V a, V b) {
@@ -251,6 +262,70 @@ DS4_INLINE float pairwise_tree(const V* t) {
     for (int n = 0; n < kN; n += 2 * s) sum[n][0] = sum[n][0] + sum[n + s][0];
   return sum[0][0];
 }
+
+#if defined(DS4_ISA_AVX512)
+// Layouts of a run of numbers over vectors: kLayout 1 in order; 2 and 4: lane l of vector v holds element kLayout * l + v.
+template <int kLayout>
+DS4_INLINE void spread(V* v) {
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  const auto split = [&](V& a, V& b) {
+    const __m512 e = _mm512_permutex2var_ps(a.v, even, b.v);
+    b.v = _mm512_permutex2var_ps(a.v, odd, b.v);
+    a.v = e;
+  };
+  if constexpr (kLayout == 2) split(v[0], v[1]);
+  if constexpr (kLayout == 4) {
+    split(v[0], v[1]);
+    split(v[2], v[3]);
+    split(v[0], v[2]);  // 0 mod 4, 2 mod 4
+    split(v[1], v[3]);  // 1 mod 4, 3 mod 4
+  }
+}
+
+// The tree (pairwise by index bit, the lowest first) of four runs of 64 numbers in a layout: run o at t + o * stride.
+template <int kLayout>
+DS4_INLINE void pairwise_tree4(const float* t, int stride, float* out) {
+  V s[4];
+  if constexpr (kLayout == 4) {
+    for (int o = 0; o < 4; ++o) {  // bits 0 and 1 choose the vector
+      const float* p = t + o * stride;
+      s[o] = v_add(v_add(v_load(p), v_load(p + 16)), v_add(v_load(p + 32), v_load(p + 48)));
+    }
+  } else if constexpr (kLayout == 2) {
+    for (int o = 0; o < 4; ++o) {  // bit 0 chooses the vector, bit 5 the pair of vectors
+      const float* p = t + o * stride;
+      s[o] = v_pairs(v_add(v_load(p), v_load(p + 16)), v_add(v_load(p + 32), v_load(p + 48)));
+    }
+  } else {
+    for (int o = 0; o < 4; ++o) {  // block q of s[o]: for each of the four vectors, the sum of its lanes 4q .. 4q + 3
+      const float* p = t + o * stride;
+      s[o] = v_pairs(v_pairs(v_load(p), v_load(p + 16)), v_pairs(v_load(p + 32), v_load(p + 48)));
+    }
+  }
+  // Sums over the four 128-bit blocks of a vector: neighbours first.
+  const auto across = [](V a) -> V {
+    const __m512 b = _mm512_add_ps(a.v, _mm512_shuffle_f32x4(a.v, a.v, 0xb1));
+    return {_mm512_add_ps(b, _mm512_shuffle_f32x4(b, b, 0x4e))};
+  };
+  V all;
+  if constexpr (kLayout == 4) {
+    all = across(v_pairs(v_pairs(s[0], s[1]), v_pairs(s[2], s[3])));
+  } else if constexpr (kLayout == 2) {
+    all = v_pairs(across(v_pairs(s[0], s[1])), across(v_pairs(s[2], s[3])));
+  } else {
+    const auto blocks = [](V a, V b) -> V {  // neighbouring blocks of a, then of b
+      return {_mm512_add_ps(_mm512_shuffle_f32x4(a.v, b.v, 0x88), _mm512_shuffle_f32x4(a.v, b.v, 0xdd))};
+    };
+    const V q = blocks(blocks(s[0], s[1]), blocks(s[2], s[3]));  // block o: four sums, one for each vector
+    const V n = v_pairs(q, q);
+    const V sums = v_pairs(n, n);
+    const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    all = {_mm512_permutexvar_ps(first, sums.v)};
+  }
+  _mm_storeu_ps(out, _mm512_castps512_ps128(all.v));
+}
+#endif
 
 // Reads one 16-bit float of any alignment, exactly.
 DS4_INLINE float f16_scalar(const uint8_t* p) {

@@ -1,0 +1,304 @@
+// Decoders for the fast row kernels: what costs much (scales) is decoded ahead, a chunk of 256 elements at a time, so that
+// the inner loop only expands codes. The values are those of decoders.h, to the last bit.
+//
+// One decoder per weight row. get<E>(i): vector E / kW of the 64 elements from i on; prepare(i): scales of the chunk
+// that starts at i; fetch(i): prefetches.
+// kLayout says which elements a vector holds: 1 those in order, 2 and 4 every second or fourth (lane l of vector v of a
+// run of 16 * kLayout elements holds element kLayout * l + v): some codes are cheaper to expand so. Activations are
+// packed in the same layout and the tree undoes it.
+#pragma once
+
+#include "cpu/decoders.h"
+
+DS4_CPU_NAMESPACE_BEGIN
+
+constexpr int kChunk = 256;
+constexpr int kFetchAhead = 1536;  // bytes; measured best on Zen 4, flat between 1 and 3 KiB
+
+DS4_INLINE void fetch_line(const uint8_t* p) { __builtin_prefetch(p + kFetchAhead, 0, 3); }
+
+struct FastBase {
+  static constexpr int kLayout = 1;
+  static constexpr bool kPrepares = false;
+  static constexpr int64_t floats(int) { return 0; }
+  DS4_INLINE void prepare(int) {}
+};
+
+struct FastF32 : FastBase {
+  const float* p;
+  FastF32() = default;
+  FastF32(const Matrix& m, int r, float*) : p(reinterpret_cast<const float*>(m.data + r * m.row_bytes)) {}
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    return v_load(p + i + E);
+  }
+  DS4_INLINE void fetch(int) const {}  // four streams at once: the machine fetches better alone
+};
+
+struct Fast16 : FastBase {
+  const uint16_t* p;
+  Fast16() = default;
+  Fast16(const Matrix& m, int r, float*) : p(reinterpret_cast<const uint16_t*>(m.data + r * m.row_bytes)) {}
+  DS4_INLINE void fetch(int) const {}
+};
+
+struct FastF16 : Fast16 {
+  using Fast16::Fast16;
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    return v_f16(p + i + E);
+  }
+};
+
+struct FastBf16 : Fast16 {
+  using Fast16::Fast16;
+#if defined(DS4_ISA_AVX512)
+  static constexpr int kLayout = 2;
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    const __m512i pair = _mm512_loadu_si512(p + i + (E & 32));
+    return {_mm512_castsi512_ps((E & 16) != 0 ? _mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))
+                                              : _mm512_slli_epi32(pair, 16))};
+  }
+#else
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    return v_bf16(p + i + E);
+  }
+#endif
+};
+
+struct FastFp8 : FastBase {
+  const uint8_t* p;
+  const uint8_t* scale;
+  float* s;
+  static constexpr bool kPrepares = true;
+  static constexpr int64_t floats(int k) { return k / 32; }
+  FastFp8() = default;
+  FastFp8(const Matrix& m, int r, float* scratch)
+      : p(m.data + r * m.row_bytes),
+        scale(m.scale + (m.type == RowType::fp8_block ? r >> 5 : r) * m.scale_row_bytes),
+        s(scratch) {}
+  DS4_INLINE void prepare(int i) {
+#if defined(DS4_ISA_AVX512)
+    const __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(scale + i / 32)));
+    const __m256i e = _mm256_min_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(8)), _mm256_set1_epi32(255));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(s + i / 32), _mm256_slli_epi32(e, 23));
+#else
+    for (int b = i / 32; b < i / 32 + kChunk / 32; ++b) s[b] = scale_256(scale[b]);
+#endif
+  }
+#if defined(DS4_ISA_AVX512)
+  static constexpr int kLayout = 2;
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    // A code in the upper byte of a 16-bit word, moved down by one, is a half float but for the copied sign.
+    __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + (E & 32)));
+    if constexpr ((E & 16) == 0) w = _mm256_slli_epi16(w, 8);
+    w = _mm256_and_si256(_mm256_srai_epi16(w, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    return {_mm512_mul_ps(_mm512_cvtph_ps(w), _mm512_set1_ps(s[(i >> 5) + (E >> 5)]))};
+  }
+#else
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    return v_mul(v_e4m3_256th(p + i + E), v_set(s[(i >> 5) + (E >> 5)]));
+  }
+#endif
+  DS4_INLINE void fetch(int i) const { fetch_line(p + i); }
+};
+
+// 16 e2m1 values times 2^(b - 127) for every scale byte b: one look-up decodes and scales. (Where a product leaves the
+// normal range the table holds a subnormal that arithmetic then flushes, as the product itself would be.)
+struct E2m1Tables {
+  float v[256][16];
+};
+constexpr E2m1Tables make_e2m1_tables() {
+  E2m1Tables t{};
+  const float half[8] = {0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f};
+  for (uint32_t b = 1; b < 255; ++b) {
+    const float scale = __builtin_bit_cast(float, b << 23);
+    for (int c = 0; c < 8; ++c) {
+      // 2^127 * 6 would not be a constant: the largest exponents saturate by hand.
+      const bool over = (b == 254 && half[c] >= 2.f) || (b == 253 && half[c] >= 4.f);
+      const float v = over ? __builtin_inff() : half[c] * scale;
+      t.v[b][c] = v;
+      t.v[b][c + 8] = -v;
+    }
+  }
+  for (int c = 0; c < 8; ++c) {
+    t.v[0][c] = 0.f;
+    t.v[0][c + 8] = -0.f;
+    t.v[255][c] = c == 0 ? __builtin_nanf("") : __builtin_inff();
+    t.v[255][c + 8] = c == 0 ? __builtin_nanf("") : -__builtin_inff();
+  }
+  return t;
+}
+
+#if defined(DS4_ISA_AVX512)
+alignas(64) constexpr E2m1Tables kE2m1Tables = make_e2m1_tables();
+template <bool kHigh>
+DS4_INLINE V e2m1_scaled(const uint8_t* codes, uint32_t scale) {
+  __m512i w = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+  if constexpr (kHigh) w = _mm512_srli_epi32(w, 4);
+  return {_mm512_permutexvar_ps(w, _mm512_load_ps(kE2m1Tables.v[scale]))};
+}
+#endif
+
+struct FastFp4Row : FastBase {
+  const uint8_t* p;
+  const uint8_t* scale;
+  FastFp4Row() = default;
+  FastFp4Row(const Matrix& m, int r, float*) : p(m.data + r * m.row_bytes), scale(m.scale + r * m.scale_row_bytes) {}
+#if defined(DS4_ISA_AVX512)
+  static constexpr int kLayout = 2;
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    return e2m1_scaled<(E & 16) != 0>(p + ((i + (E & 32)) >> 1), scale[(i >> 5) + (E >> 5)]);
+  }
+#else
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    return v_mul(v_e2m1_pairs(p + ((i + E) >> 1)), v_set(ds4_e8m0(scale[(i >> 5) + (E >> 5)])));
+  }
+#endif
+  DS4_INLINE void fetch(int i) const { fetch_line(p + (i >> 1)); }
+};
+
+struct FastMxfp4 : FastBase {
+  const uint8_t* p;
+  FastMxfp4() = default;
+  FastMxfp4(const Matrix& m, int r, float*) : p(m.data + r * m.row_bytes) {}
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    const uint8_t* b = p + ((i >> 5) + (E >> 5)) * 17;
+#if defined(DS4_ISA_AVX512)
+    return e2m1_scaled<(E & 16) != 0>(b + 1, b[0]);
+#else
+    return v_mul(v_e2m1_half<(E & 16) != 0>(b + 1 + (E & 15)), v_set(ds4_e8m0(b[0])));
+#endif
+  }
+  DS4_INLINE void fetch(int i) const { fetch_line(p + (i >> 5) * 17); }
+};
+
+struct FastQ8_0 : FastBase {
+  const uint8_t* p;
+  float* s;
+  static constexpr bool kPrepares = true;
+  static constexpr int64_t floats(int k) { return k / 32; }
+  FastQ8_0() = default;
+  FastQ8_0(const Matrix& m, int r, float* scratch) : p(m.data + r * m.row_bytes), s(scratch) {}
+  DS4_INLINE void prepare(int i) {
+    const uint8_t* b = p + (i >> 5) * 34;
+    float* out = s + (i >> 5);
+    uint16_t half[8];
+    for (int j = 0; j < 8; ++j) std::memcpy(&half[j], b + j * 34, 2);
+#if defined(DS4_ISA_AVX512)
+    // Not through memory: eight short stores and a wide load of them would wait for each other.
+    __m128i h = _mm_cvtsi32_si128(half[0]);
+    h = _mm_insert_epi16(h, half[1], 1);
+    h = _mm_insert_epi16(h, half[2], 2);
+    h = _mm_insert_epi16(h, half[3], 3);
+    h = _mm_insert_epi16(h, half[4], 4);
+    h = _mm_insert_epi16(h, half[5], 5);
+    h = _mm_insert_epi16(h, half[6], 6);
+    h = _mm_insert_epi16(h, half[7], 7);
+    _mm256_storeu_ps(out, _mm256_cvtph_ps(h));
+#else
+    for (int j = 0; j < 8; j += kW) v_store(out + j, v_f16(half + j));
+#endif
+  }
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    const int block = (i >> 5) + (E >> 5);
+    return v_mul(v_i8(reinterpret_cast<const int8_t*>(p + block * 34 + 2 + (E & 31))), v_set(s[block]));
+  }
+  DS4_INLINE void fetch(int i) const {
+    const uint8_t* b = p + (i >> 5) * 34;
+    fetch_line(b);
+    if ((i & 960) == 0) fetch_line(b + 64);  // 68 bytes a turn: one line more every sixteen turns
+  }
+};
+
+struct FastQ4K : FastBase {
+  const uint8_t* p;
+  float* s;  // per 256: eight d * scale, eight -(dmin * min)
+  static constexpr bool kPrepares = true;
+  static constexpr int64_t floats(int k) { return k / 16; }
+  FastQ4K() = default;
+  FastQ4K(const Matrix& m, int r, float* scratch) : p(m.data + r * m.row_bytes), s(scratch) {}
+  DS4_INLINE void prepare(int i) { block_scales(p + (i >> 8) * 144, s + (i >> 8) * 16); }
+#if defined(DS4_ISA_AVX512)
+  // Scales of odd groups come divided by 16, because their codes come multiplied by it.
+  static DS4_INLINE void block_scales(const uint8_t* b, float* out) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+    const __m128i low = _mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32(x, _MM_SHUFFLE(2, 2, 1, 1)), _mm_setr_epi32(0, 2, 0, 2)),
+                                      _mm_setr_epi32(0x3f3f3f3f, 0x30303030, 0x3f3f3f3f, 0x30303030));
+    const __m128i high = _mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32(x, _MM_SHUFFLE(3, 3, 3, 3)), _mm_setr_epi32(0, 0, 0, 4)),
+                                       _mm_setr_epi32(0, 0x0f0f0f0f, 0, 0x0f0f0f0f));
+    const __m512 q = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_or_si128(low, high)));
+    const __m512i which = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m512 d = _mm512_permutexvar_ps(which, _mm512_castps128_ps512(_mm_cvtph_ps(x)));
+    const float h = 0.0625f;
+    const __m512 factor = _mm512_setr_ps(1.f, h, 1.f, h, 1.f, h, 1.f, h, -1.f, -1.f, -1.f, -1.f, -1.f, -1.f, -1.f, -1.f);
+    _mm512_storeu_ps(out, _mm512_mul_ps(q, _mm512_mul_ps(d, factor)));
+  }
+  // Even groups (low nibbles) look their 16 possible values up, odd ones (high nibbles) compute them: that spreads the
+  // work over the machine's ports.
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    const int block = i >> 8, pair = (i >> 6) & 3;
+    const uint8_t* q = p + block * 144 + 16 + pair * 32 + (E & 31);
+    const float* t = s + block * 16 + pair * 2 + (E >> 5);
+    const __m512i w = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
+    if constexpr (E >= 32) {
+      const __m512 code = _mm512_cvtepi32_ps(_mm512_and_si512(w, _mm512_set1_epi32(0xf0)));
+      return {_mm512_fmadd_ps(_mm512_set1_ps(t[0]), code, _mm512_set1_ps(t[8]))};
+    } else {
+      const __m512 codes = _mm512_setr_ps(0.f, 1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 12.f, 13.f, 14.f, 15.f);
+      return {_mm512_permutexvar_ps(w, _mm512_fmadd_ps(_mm512_set1_ps(t[0]), codes, _mm512_set1_ps(t[8])))};
+    }
+  }
+#else
+  static DS4_INLINE void block_scales(const uint8_t* b, float* out) {
+    uint32_t w[3];
+    std::memcpy(w, b + 4, 12);
+    const uint32_t six[4] = {w[0] & 0x3f3f3f3fu, (w[2] & 0x0f0f0f0fu) | ((w[0] >> 2) & 0x30303030u), w[1] & 0x3f3f3f3fu,
+                             ((w[2] >> 4) & 0x0f0f0f0fu) | ((w[1] >> 2) & 0x30303030u)};
+    const float d = f16_scalar(b), m = -f16_scalar(b + 2);
+    for (int j = 0; j < 16; ++j) out[j] = (j < 8 ? d : m) * static_cast<float>((six[j >> 2] >> (8 * (j & 3))) & 255u);
+  }
+  template <int E>
+  DS4_INLINE V get(int i) const {
+    const int block = i >> 8, pair = (i >> 6) & 3;
+    const float* t = s + block * 16 + pair * 2 + (E >> 5);
+    return v_fma(v_set(t[0]), v_u4_half<(E >= 32)>(p + block * 144 + 16 + pair * 32 + (E & 31)), v_set(t[8]));
+  }
+#endif
+  DS4_INLINE void fetch(int i) const { fetch_line(p + (i >> 8) * 144 + ((i >> 6) & 3) * 36); }
+};
+
+// Calls f(tag) with the fast decoder type of this matrix; false when it has none or its rows do not fit one.
+template <class T>
+struct Type {
+  using type = T;
+};
+template <class F>
+DS4_INLINE bool with_fast_decoder(const Matrix& m, F f) {
+  if (m.cols % kChunk != 0) return false;
+  switch (m.type) {
+    case RowType::f32: return f(Type<FastF32>{}), true;
+    case RowType::f16: return f(Type<FastF16>{}), true;
+    case RowType::bf16: return f(Type<FastBf16>{}), true;
+    case RowType::fp8_block:
+    case RowType::fp8_row: return f(Type<FastFp8>{}), true;
+    case RowType::fp4_row: return f(Type<FastFp4Row>{}), true;
+    case RowType::mxfp4: return f(Type<FastMxfp4>{}), true;
+    case RowType::q8_0: return f(Type<FastQ8_0>{}), true;
+    case RowType::q4_k: return f(Type<FastQ4K>{}), true;
+    case RowType::q2_k:
+    case RowType::iq2_xxs: return false;
+  }
+  return false;
+}
+
+DS4_CPU_NAMESPACE_END
