@@ -217,11 +217,35 @@ class SessionHandle {
   std::atomic<bool> cancel_{false};
 };
 
+nb::object ledger_of(const Session& s) {
+  const Ledger* ledger = s.ledger();
+  if (ledger == nullptr) return nb::none();
+  nb::list rows;
+  for (const LedgerRow& r : ledger->rows())
+    rows.append(nb::make_tuple(op_name(r.op), r.layer, r.dispatches, r.bytes, r.seconds));
+  nb::dict out;
+  out["rows"] = rows;
+  out["runs"] = ledger->runs();
+  out["tokens"] = ledger->tokens();
+  out["seconds"] = ledger->seconds();
+  out["experts_touched"] = ledger->experts_touched();
+  out["missing"] = ledger->missing();
+  return std::move(out);
+}
+
 template <class F>
 auto with(F f) {
   return [f](SessionHandle& h) {
     const SessionHandle::Turn turn(h);
     return f(h.session());
+  };
+}
+
+template <class... A, class M>
+auto with2(M member) {
+  return [member](SessionHandle& h, A... a) {
+    const SessionHandle::Turn turn(h);
+    return (h.session().*member)(a...);
   };
 }
 
@@ -310,6 +334,11 @@ void bind_session(nb::module_& m) {
                    nb::rv_policy::move, "int32 [position]")
       .def_prop_ro("reserved_bytes", with([](Session& s) { return s.state().reserved_bytes(); }))
       .def_prop_ro("scratch_bytes", with([](Session& s) { return s.scratch_bytes(); }))
+      .def("start_ledger", with([](Session& s) { s.start_ledger(); }), "Counts and times every operation from now on.")
+      .def("ledger", with([](Session& s) { return ledger_of(s); }),
+           "What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds), runs, tokens, seconds, missing; or None.")
+      .def("fill_for_benchmark", with2<int64_t, uint64_t>(&Session::fill_for_benchmark), nb::arg("position"), nb::arg("seed"),
+           "Benchmarks only: random caches and tokens up to an even position, in an empty session.")
       .def("live_bytes", with([](Session& s) {
              const auto b = s.state().live_bytes();
              return nb::bytes(reinterpret_cast<const char*>(b.data()), b.size());

@@ -14,7 +14,7 @@ void CpuBackend::attend(const AttendArgs& a) {
   need_scratch(static_cast<size_t>(most) * hd);
   // With few rows the heads are shared out as well.
   int splits = 1;
-  while (splits < heads && a.n * splits < 2 * pool_->n_threads()) splits *= 2;
+  while (splits < heads && a.n * splits < pool_->n_threads()) splits *= 2;  // each part decodes the rows anew
   if (splits > heads) splits = heads;
   const int crb = s_.compressed_row_bytes();
   loop(static_cast<int64_t>(a.n) * splits, [&](int64_t task, int worker) {

@@ -10,9 +10,35 @@ constexpr int kPlaces = 64;
 constexpr int kDotLanes = 64;
 constexpr int kDotVectors = kDotLanes / kW;
 
+#if defined(DS4_ISA_AVX512)
+// Four keys at once: the query is loaded once, and one tree adds up all four.
+inline void four_key_scores(const float* q, const float* keys, int hd, float scale, float* out) {
+  V acc[4][kDotVectors];
+  for (int j = 0; j < 4; ++j)
+    for (int g = 0; g < kDotVectors; ++g) acc[j][g] = v_zero();
+  for (int i = 0; i < hd; i += kDotLanes)
+    for (int g = 0; g < kDotVectors; ++g) {
+      V qv = v_load(q + i + g * kW);
+      v_keep(qv);
+      for (int j = 0; j < 4; ++j) acc[j][g] = v_fma(qv, v_load(keys + static_cast<int64_t>(j) * hd + i + g * kW), acc[j][g]);
+    }
+  alignas(64) float sums[4][kDotLanes];
+  for (int j = 0; j < 4; ++j)
+    for (int g = 0; g < kDotVectors; ++g) v_store(sums[j] + g * kW, acc[j][g]);
+  float total[4];
+  pairwise_tree4<1>(sums[0], kDotLanes, total);
+  for (int j = 0; j < 4; ++j) out[j] = total[j] * scale;
+}
+#endif
+
 // Scores of `n` keys, 64 accumulators each; a head may have only 32 (then the upper half stays zero).
 inline void key_scores(const float* q, const float* keys, int n, int hd, float scale, float* out) {
-  for (int j = 0; j < n; ++j) {
+  int j = 0;
+#if defined(DS4_ISA_AVX512)
+  if (hd % kDotLanes == 0)
+    for (; j + 4 <= n; j += 4) four_key_scores(q, keys + static_cast<int64_t>(j) * hd, hd, scale, out + j);
+#endif
+  for (; j < n; ++j) {
     const float* k = keys + static_cast<int64_t>(j) * hd;
     V acc[kDotVectors];
     for (int g = 0; g < kDotVectors; ++g) acc[g] = v_zero();
@@ -26,7 +52,7 @@ inline void key_scores(const float* q, const float* keys, int n, int hd, float s
 
 // o = o * alpha, then o += p_j v_j for ascending j.
 inline void add_values(float* o, const float* values, const float* p, int n, int hd, float alpha, bool first) {
-  constexpr int U = 4;
+  constexpr int U = kRegisters == 32 ? 8 : 4;
   const V va = v_set(alpha);
   for (int i = 0; i < hd; i += U * kW) {
     const int u_end = hd - i < U * kW ? (hd - i) / kW : U;

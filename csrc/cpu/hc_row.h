@@ -44,24 +44,48 @@ inline void hc_coefficients(const float* z, const float* scale, const float* bas
   sinkhorn(comb, c, iters, eps);
 }
 
+constexpr int kHcRun = 64;  // elements handled together: local copies, so that compilers vectorise along them
+
+template <int kC>
+inline void collapse_run(const float* stream, const float* mix, int c, int64_t d, int n, bool round, float* out) {
+  float v[kHcRun];
+  for (int i = 0; i < n; ++i) v[i] = mix[0] * stream[i];
+  for (int j = 1; j < (kC > 0 ? kC : c); ++j)
+    for (int i = 0; i < n; ++i) v[i] = DS4_FMA(mix[j], stream[j * d + i], v[i]);
+  if (round)
+    for (int i = 0; i < n; ++i) v[i] = ds4_bf16(v[i]);
+  for (int i = 0; i < n; ++i) out[i] = v[i];
+}
+
 inline void collapse_row(const float* stream, const float* mix, int c, int d, bool round, float* out) {
-  for (int k = 0; k < d; ++k) {
-    float v = mix[0] * stream[k];
-    for (int j = 1; j < c; ++j) v = DS4_FMA(mix[j], stream[j * d + k], v);
-    out[k] = round ? ds4_bf16(v) : v;
+  int k = 0;
+  if (c == 4)
+    for (; k + kHcRun <= d; k += kHcRun) collapse_run<4>(stream + k, mix, 4, d, kHcRun, round, out + k);
+  for (; k < d; k += kHcRun) collapse_run<0>(stream + k, mix, c, d, d - k < kHcRun ? d - k : kHcRun, round, out + k);
+}
+
+template <int kC>
+inline void expand_run(const float* y, const float* post, const float* comb, int c, int64_t d, int n, bool round, float* stream) {
+  const int streams = kC > 0 ? kC : c;
+  float s[kMaxStreams][kHcRun];
+  for (int j = 0; j < streams; ++j)
+    for (int i = 0; i < n; ++i) s[j][i] = stream[j * d + i];
+  for (int t = 0; t < streams; ++t) {
+    float v[kHcRun];
+    for (int i = 0; i < n; ++i) v[i] = post[t] * y[i];
+    for (int j = 0; j < streams; ++j)
+      for (int i = 0; i < n; ++i) v[i] = DS4_FMA(comb[j * streams + t], s[j][i], v[i]);
+    if (round)
+      for (int i = 0; i < n; ++i) v[i] = ds4_bf16(v[i]);
+    for (int i = 0; i < n; ++i) stream[t * d + i] = v[i];
   }
 }
 
 inline void expand_row(const float* y, const float* post, const float* comb, int c, int d, bool round, float* stream) {
-  for (int k = 0; k < d; ++k) {
-    float s[kMaxStreams];
-    for (int j = 0; j < c; ++j) s[j] = stream[j * d + k];
-    for (int t = 0; t < c; ++t) {
-      float v = post[t] * y[k];
-      for (int j = 0; j < c; ++j) v = DS4_FMA(comb[j * c + t], s[j], v);
-      stream[t * d + k] = round ? ds4_bf16(v) : v;
-    }
-  }
+  int k = 0;
+  if (c == 4)
+    for (; k + kHcRun <= d; k += kHcRun) expand_run<4>(y + k, post, comb, 4, d, kHcRun, round, stream + k);
+  for (; k < d; k += kHcRun) expand_run<0>(y + k, post, comb, c, d, d - k < kHcRun ? d - k : kHcRun, round, stream + k);
 }
 
 DS4_CPU_NAMESPACE_END

@@ -50,12 +50,48 @@ void unpack(RowFormat format, const uint8_t* row, int dim, float* out) {
   }
 }
 
+void product_block(const Matrix& m, int r0, int nr, const float* x, int n, float* out, int64_t ldo, float* scratch) {
+  dot_block(m, r0, nr, XRows{x, m.cols, nullptr}, n, out, ldo, scratch);
+}
+
+uint64_t read_bytes(const uint8_t* p, size_t bytes) {
+  constexpr int kWords = 64;
+  uint64_t sum[kWords] = {};
+  size_t i = 0;
+  for (; i + kWords * 8 <= bytes; i += kWords * 8)
+    for (int j = 0; j < kWords; ++j) {
+      uint64_t v;
+      std::memcpy(&v, p + i + j * 8, 8);
+      sum[j] ^= v;
+    }
+  for (; i < bytes; ++i) sum[0] ^= p[i];
+  for (int j = 1; j < kWords; ++j) sum[0] ^= sum[j];
+  return sum[0];
+}
+
+constexpr int kChains = 12;
+
+float fma_chain(int64_t rounds) {
+  V a[kChains];
+  for (int i = 0; i < kChains; ++i) a[i] = v_set(static_cast<float>(i));
+  const V m = v_set(0.999f), c = v_set(0.1f);
+  for (int64_t k = 0; k < rounds; ++k)
+    for (int i = 0; i < kChains; ++i) a[i] = v_fma(a[i], m, c);
+  for (int i = 1; i < kChains; ++i) a[0] = v_add(a[0], a[i]);
+  float out[kW];
+  v_store(out, a[0]);
+  return out[0];
+}
+
+int64_t fma_flops(int64_t rounds) { return rounds * kChains * kW * 2; }
+
 }  // namespace
 
 const Ops* ops();
 const Ops* ops() {
   static const Ops table{unary,   dot_scratch, product, decode_row,      norm_row,     rotate_tail, fake_q8,
-                         pack,    unpack,      hc_coefficients, collapse_row, expand_row,  top_k};
+                         pack,    unpack,      hc_coefficients, collapse_row, expand_row,  product_block,
+                         read_bytes, fma_chain, fma_flops, top_k};
   return &table;
 }
 

@@ -26,6 +26,12 @@ struct Ops {
                           float* pre, float* post, float* comb);
   void (*collapse)(const float* stream, const float* mix, int c, int d, bool round, float* out);
   void (*expand)(const float* y, const float* post, const float* comb, int c, int d, bool round, float* stream);
+  // Rows r0 .. r0 + nr - 1 times n activation rows: out[i * ldo + r - r0].
+  void (*product_block)(const Matrix& m, int r0, int nr, const float* x, int n, float* out, int64_t ldo, float* scratch);
+  // For benchmarks: reads memory; multiplies and adds in registers, fma_flops(rounds) operations.
+  uint64_t (*read)(const uint8_t* p, size_t bytes);
+  float (*fma_chain)(int64_t rounds);
+  int64_t (*fma_flops)(int64_t rounds);
   // bin: n + 1 numbers of scratch
   int64_t (*top_k)(const float* scores, int64_t n, int64_t k, int32_t* out, uint64_t* bin);
 };

@@ -165,8 +165,10 @@ void tile_rows_of(const Matrix& m, int r0, int nr, XRows x, float* out, int64_t 
 // Floats of scratch for a matrix of k columns: packed rows and the scales of a tile.
 constexpr int64_t few_scratch(int k) { return static_cast<int64_t>(kFewRows) * k + 4 * (static_cast<int64_t>(k) / 8 + 64); }
 
-// False: this matrix has no fast kernel.
+// False: this matrix has no fast kernel. Four-lane instruction sets have none at all: their tiles would need sixteen
+// passes, and nobody has measured them.
 inline bool few_rows_fast(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int64_t ldo, float* scratch) {
+#if defined(DS4_ISA_AVX512) || defined(DS4_ISA_AVX2)
   return with_fast_decoder(m, [&](auto tag) {
     using Dec = typename decltype(tag)::type;
     switch (n) {
@@ -181,6 +183,10 @@ inline bool few_rows_fast(const Matrix& m, int r0, int nr, XRows x, int n, float
       default: return;
     }
   });
+#else
+  (void)m, (void)r0, (void)nr, (void)x, (void)n, (void)out, (void)ldo, (void)scratch;
+  return false;
+#endif
 }
 
 DS4_CPU_NAMESPACE_END

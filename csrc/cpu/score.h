@@ -89,4 +89,89 @@ inline void score_keys(KeyBlock keys, const int32_t* query, const float* scales,
   for (int e = 0; e < kScoreRows; ++e) out[e] = round ? ds4_bf16(total[e]) : total[e];
 }
 
+#if defined(DS4_ISA_AVX512)
+// The same scores by 8-bit dot products (VNNI), where the machine has them: keys as unsigned bytes code + 12, whose
+// excess of 12 times the sum of the query's codes is taken off in the start value. Integers, so exact in any order.
+constexpr int kByteKeyBias = 12;
+
+inline bool has_byte_dots() {
+  static const bool has = __builtin_cpu_supports("avx512vnni") != 0;
+  return has;
+}
+
+// Query codes in the order of the keys (even elements of 8, then odd ones), and the start values [heads][dim / 32].
+inline void byte_query(const int8_t* codes, int heads, int dim, int32_t* quads, int32_t* start) {
+  for (int h = 0; h < heads; ++h) {
+    const int8_t* q = codes + h * dim;
+    for (int g = 0; g < dim / 32; ++g) {
+      int32_t sum = 0;
+      for (int i = 0; i < 32; ++i) sum += q[g * 32 + i];
+      start[h * (dim / 32) + g] = -kByteKeyBias * sum;
+    }
+    for (int c = 0; c < dim / 8; ++c)
+      for (int odd = 0; odd < 2; ++odd) {
+        int8_t four[4];
+        for (int i = 0; i < 4; ++i) four[i] = q[8 * c + 2 * i + odd];
+        std::memcpy(quads + (h * (dim / 8) + c) * 2 + odd, four, 4);
+      }
+  }
+}
+
+// Keys of 16 rows: [dim / 4][16] quads of bytes; scales [dim / 32][16].
+inline void load_byte_keys(const uint8_t* const* rows, int n, int dim, KeyBlock out) {
+  const __m512i low = _mm512_set1_epi8(15);
+  const __m512i table = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));  // twice the value, plus 12
+  for (int c = 0; c < dim / 8; ++c) {
+    alignas(64) int32_t column[kScoreRows];
+    for (int e = 0; e < kScoreRows; ++e) std::memcpy(&column[e], rows[e < n ? e : 0] + c * 4, 4);
+    const __m512i w = _mm512_load_si512(column);
+    _mm512_storeu_si512(out.pairs + (2 * c) * kScoreRows, _mm512_shuffle_epi8(table, _mm512_and_si512(w, low)));
+    _mm512_storeu_si512(out.pairs + (2 * c + 1) * kScoreRows,
+                        _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(w, 4), low)));
+  }
+  for (int e = 0; e < kScoreRows; ++e)
+    for (int g = 0; g < dim / 32; ++g) out.scales[g * kScoreRows + e] = ds4_e8m0(rows[e < n ? e : 0][dim / 2 + g]);
+}
+
+// d [heads][16] of the group terms; heads is a multiple of 4.
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))) inline void byte_group_terms(
+    KeyBlock keys, const int32_t* quads, const int32_t* start, const float* scales, int heads, int dim, float* d) {
+  const int groups = dim / 32;
+  for (int g = 0; g < groups; ++g) {
+    __m512i key[8];
+    for (int j = 0; j < 8; ++j) key[j] = _mm512_loadu_si512(keys.pairs + (g * 8 + j) * kScoreRows);
+    const __m512 ks = _mm512_loadu_ps(keys.scales + g * kScoreRows);
+    for (int h = 0; h < heads; h += 4) {
+      __m512i acc[4];
+      for (int x = 0; x < 4; ++x) acc[x] = _mm512_set1_epi32(start[(h + x) * groups + g]);
+      for (int j = 0; j < 8; ++j)
+        for (int x = 0; x < 4; ++x)
+          acc[x] = _mm512_dpbusd_epi32(acc[x], key[j], _mm512_set1_epi32(quads[((h + x) * groups + g) * 8 + j]));
+      for (int x = 0; x < 4; ++x) {
+        float* to = d + (h + x) * kScoreRows;
+        const __m512 s = _mm512_set1_ps(scales[(h + x) * groups + g]);
+        const __m512 t = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(acc[x]), s), ks);
+        _mm512_storeu_ps(to, g == 0 ? t : _mm512_add_ps(_mm512_loadu_ps(to), t));
+      }
+    }
+  }
+}
+
+inline void score_byte_keys(KeyBlock keys, const int32_t* quads, const int32_t* start, const float* scales,
+                            const float* weights, int heads, int dim, bool round, float* d, float* out) {
+  byte_group_terms(keys, quads, start, scales, heads, dim, d);
+  float total[kScoreRows] = {};
+  for (int h = 0; h < heads; ++h) {
+    const float w = weights[h];
+    const float* t = d + h * kScoreRows;
+    if (round)
+      for (int e = 0; e < kScoreRows; ++e) total[e] = total[e] + ds4_bf16(ds4_max(ds4_bf16(t[e]), 0.f) * w);
+    else
+      for (int e = 0; e < kScoreRows; ++e) total[e] = total[e] + ds4_max(t[e], 0.f) * w;
+  }
+  for (int e = 0; e < kScoreRows; ++e) out[e] = round ? ds4_bf16(total[e]) : total[e];
+}
+#endif
+
 DS4_CPU_NAMESPACE_END

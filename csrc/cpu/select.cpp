@@ -9,17 +9,6 @@ namespace {
 
 constexpr float kMinusInf = -__builtin_inff();
 
-// What one row needs while it is scored; lives in the worker's scratch.
-struct SelectScratch {
-  int32_t* query;    // [heads][dim / 2]
-  KeyBlock keys;
-  float* scores;     // [entries]
-  float* blocks;     // [entries / block + 1]
-  int32_t* entries;  // [entries] entry numbers when only some blocks are admitted
-  int32_t* picked;   // [index_topk or candidate blocks]
-  uint64_t* bin;     // [entries]
-};
-
 size_t aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
 
 struct Carver {
@@ -32,91 +21,210 @@ struct Carver {
   }
 };
 
-SelectScratch carve(char* base, int heads, int dim, int64_t entries, int topk, int n_blocks, size_t* used) {
-  Carver c{base};
-  SelectScratch s;
-  s.query = c.take<int32_t>(static_cast<size_t>(heads) * dim / 2);
+// The query of one row, as the scoring kernels read it.
+struct Query {
+  int32_t* pairs;  // [heads][dim / 2] of int16, or [heads][dim / 4] of int8
+  int32_t* start;  // [heads][dim / 32]
+  const float* scales;
+  const float* weights;
+};
+
+// What scoring a run of entries needs, for each worker.
+struct ScoreScratch {
+  KeyBlock keys;
+  float* terms;  // [heads][16]
+};
+
+// What choosing among the scores of one row needs.
+struct RowScratch {
+  float* scores;     // [entries]
+  float* blocks;     // [entries / block + 1]
+  int32_t* entries;  // [entries] entry numbers when only some blocks are admitted
+  int32_t* picked;   // [index_topk or candidate blocks]
+  uint64_t* bin;     // [entries + 1]
+};
+
+Query carve_query(Carver& c, int heads, int dim) {
+  Query q{};
+  q.pairs = c.take<int32_t>(static_cast<size_t>(heads) * dim / 2);
+  q.start = c.take<int32_t>(static_cast<size_t>(heads) * dim / 32);
+  return q;
+}
+
+ScoreScratch carve_score(Carver& c, int heads, int dim) {
+  ScoreScratch s{};
   s.keys.pairs = c.take<int32_t>(static_cast<size_t>(dim) / 2 * kScoreRows);
   s.keys.scales = c.take<float>(static_cast<size_t>(dim) / 32 * kScoreRows);
+  s.terms = c.take<float>(static_cast<size_t>(heads) * kScoreRows);
+  return s;
+}
+
+RowScratch carve_row(Carver& c, int64_t entries, int topk, int n_blocks) {
+  RowScratch s{};
   s.scores = c.take<float>(entries + kScoreRows);
   s.blocks = c.take<float>(entries + 1);
   s.entries = c.take<int32_t>(entries);
   s.picked = c.take<int32_t>(topk > n_blocks ? topk : n_blocks);
   s.bin = c.take<uint64_t>(entries + 1);
-  *used = static_cast<size_t>(c.at - base);
   return s;
+}
+
+// One call's constants.
+struct Selection {
+  const SelectArgs& a;
+  int heads, dim, topk, block, n_blocks, row_bytes;
+  bool round, bytes;
+  PairTable table;
+
+  int64_t visible(int64_t i) const { return (a.position + i + 1) / a.ratio; }
+  bool some() const { return a.use_blocks != nullptr; }
+  bool blocks_wanted(int64_t i) const {
+    return a.made_blocks != nullptr && visible(i) > static_cast<int64_t>(n_blocks) * block;
+  }
+
+  // The entries to score: every visible one, or those of the admitted blocks, which are listed.
+  int64_t admitted(int64_t i, int32_t* entries) const {
+    const int64_t seen = visible(i);
+    if (!some()) return seen;
+    int64_t m = 0;
+    const int32_t* blocks = a.use_blocks + i * n_blocks;
+    for (int32_t b = 0; b < a.n_use_blocks[i]; ++b)
+      for (int64_t j = static_cast<int64_t>(blocks[b]) * block; j < (blocks[b] + 1LL) * block && j < seen; ++j)
+        entries[m++] = static_cast<int32_t>(j);
+    return m;
+  }
+
+  // Nothing to choose: all of them, unscored.
+  bool all(int64_t i, int64_t m) const { return m <= topk && !blocks_wanted(i) && a.scores_out == nullptr; }
+
+  void make_query(int64_t i, Query& q) const {
+    const int8_t* codes = a.codes + i * heads * dim;
+    q.scales = a.scales + i * heads * (dim / 32);
+    q.weights = a.weights + i * heads;
+#if defined(DS4_ISA_AVX512)
+    if (bytes) return byte_query(codes, heads, dim, q.pairs, q.start);
+#endif
+    for (int p = 0; p < heads * dim / 2; ++p) {
+      const uint32_t lo = static_cast<uint16_t>(static_cast<int16_t>(codes[2 * p]));
+      q.pairs[p] = static_cast<int32_t>(lo | (static_cast<uint32_t>(static_cast<int32_t>(codes[2 * p + 1])) << 16));
+    }
+  }
+
+  // Scores of the admitted entries j0 .. j1 - 1 (j0 a multiple of 16); writes up to 15 scores more.
+  void score(const Query& q, const int32_t* entries, int64_t j0, int64_t j1, const ScoreScratch& t, float* scores) const {
+    for (int64_t j = j0; j < j1; j += kScoreRows) {
+      const int c = j1 - j < kScoreRows ? static_cast<int>(j1 - j) : kScoreRows;
+      const uint8_t* rows[kScoreRows];
+      for (int e = 0; e < c; ++e) rows[e] = a.index_rows + (some() ? entries[j + e] : j + e) * row_bytes;
+#if defined(DS4_ISA_AVX512)
+      if (bytes) {
+        load_byte_keys(rows, c, dim, t.keys);
+        score_byte_keys(t.keys, q.pairs, q.start, q.scales, q.weights, heads, dim, round, t.terms, scores + j);
+        continue;
+      }
+#endif
+      load_keys(table, rows, c, dim, t.keys);
+      score_keys(t.keys, q.pairs, q.scales, q.weights, heads, dim, round, scores + j);
+    }
+  }
+
+  // The best of m scored entries (or all of them, unscored), and the candidate blocks.
+  void choose(int64_t i, int64_t m, const RowScratch& t) const {
+    int32_t* selected = a.selected + i * topk;
+    if (all(i, m)) {
+      for (int64_t j = 0; j < m; ++j) selected[j] = some() ? t.entries[j] : static_cast<int32_t>(j);
+      a.n_selected[i] = static_cast<int32_t>(m);
+    } else {
+      if (a.scores_out != nullptr)
+        for (int64_t j = 0; j < m; ++j) a.scores_out[i * a.scores_stride + (some() ? t.entries[j] : j)] = t.scores[j];
+      const int64_t got = top_k(t.scores, m, topk, t.picked, t.bin);
+      for (int64_t j = 0; j < got; ++j) selected[j] = some() ? t.entries[t.picked[j]] : t.picked[j];
+      a.n_selected[i] = static_cast<int32_t>(got);
+    }
+    if (a.made_blocks != nullptr) choose_blocks(i, t);
+  }
+
+  void choose_blocks(int64_t i, const RowScratch& t) const {
+    int32_t* made = a.made_blocks + i * n_blocks;
+    const int64_t seen = visible(i), n_visible = (seen + block - 1) / block;
+    if (!blocks_wanted(i)) {
+      for (int64_t b = 0; b < n_visible; ++b) made[b] = static_cast<int32_t>(b);
+      a.n_made_blocks[i] = static_cast<int32_t>(n_visible);
+      return;
+    }
+    for (int64_t b = 0; b < n_visible; ++b) {
+      float best = kMinusInf;
+      for (int64_t j = b * block; j < (b + 1) * block && j < seen; ++j) best = ds4_max(best, t.scores[j]);
+      t.blocks[b] = best;
+    }
+    t.blocks[(seen - 1) / block] = __builtin_inff();
+    a.n_made_blocks[i] = static_cast<int32_t>(top_k(t.blocks, n_visible, n_blocks, made, t.bin));
+  }
+};
+
+bool byte_dots(int heads) {
+#if defined(DS4_ISA_AVX512)
+  return heads % 4 == 0 && has_byte_dots();
+#else
+  (void)heads;
+  return false;
+#endif
 }
 
 }  // namespace
 
 void CpuBackend::select(const SelectArgs& a) {
-  const int heads = s_.index_heads, dim = s_.index_dim, topk = s_.index_topk;
-  const int bs = s_.candidate_block_size, nb = s_.candidate_blocks;
-  const int row_bytes = s_.index_row_bytes();
+  const int heads = s_.index_heads, dim = s_.index_dim;
   const int64_t most = (a.position + a.n) / a.ratio;
-  PairTable table;
-  fill_pair_table(table);
-  size_t bytes = 0;
-  carve(nullptr, heads, dim, most, topk, nb, &bytes);
-  need_scratch(bytes / sizeof(float) + 16);
-
-  loop(a.n, [&](int64_t i, int worker) {
-    size_t used;
-    SelectScratch t = carve(reinterpret_cast<char*>(scratch(worker)), heads, dim, most, topk, nb, &used);
-    const int64_t visible = (a.position + i + 1) / a.ratio;
-    int32_t* selected = a.selected + i * topk;
-
-    // The entries to score: every visible one, or those of the admitted blocks.
-    int64_t m = visible;
-    const bool some = a.use_blocks != nullptr;
-    if (some) {
-      m = 0;
-      const int32_t* blocks = a.use_blocks + i * nb;
-      for (int32_t b = 0; b < a.n_use_blocks[i]; ++b)
-        for (int64_t j = static_cast<int64_t>(blocks[b]) * bs; j < (blocks[b] + 1LL) * bs && j < visible; ++j)
-          t.entries[m++] = static_cast<int32_t>(j);
-    }
-    // Nothing to choose: all of them, unscored.
-    const bool blocks_wanted = a.made_blocks != nullptr && visible > static_cast<int64_t>(nb) * bs;
-    if (m <= topk && !blocks_wanted && a.scores_out == nullptr) {
-      for (int64_t j = 0; j < m; ++j) selected[j] = some ? t.entries[j] : static_cast<int32_t>(j);
-      a.n_selected[i] = static_cast<int32_t>(m);
-    } else {
-      const int8_t* codes = a.codes + i * heads * dim;
-      for (int p = 0; p < heads * dim / 2; ++p) {
-        const uint32_t lo = static_cast<uint16_t>(static_cast<int16_t>(codes[2 * p]));
-        t.query[p] = static_cast<int32_t>(lo | (static_cast<uint32_t>(static_cast<int32_t>(codes[2 * p + 1])) << 16));
+  Selection s{a,      heads,          dim,    s_.index_topk, s_.candidate_block_size, s_.candidate_blocks, s_.index_row_bytes(),
+              round_, byte_dots(heads), {}};
+  fill_pair_table(s.table);
+  const auto layout = [&](char* base, Query& q, ScoreScratch& t, RowScratch& r, bool with_row) {
+    Carver c{base};
+    q = carve_query(c, heads, dim);
+    t = carve_score(c, heads, dim);
+    if (with_row) r = carve_row(c, most, s.topk, s.n_blocks);
+    return static_cast<size_t>(c.at - base);
+  };
+  Query q;
+  ScoreScratch t;
+  RowScratch r{};
+  if (a.n >= 2 * pool_->n_threads()) {  // a row is a task
+    need_scratch(layout(nullptr, q, t, r, true) / sizeof(float) + 16);
+    loop(a.n, [&](int64_t i, int worker) {
+      Query wq;
+      ScoreScratch wt;
+      RowScratch wr{};
+      layout(reinterpret_cast<char*>(scratch(worker)), wq, wt, wr, true);
+      const int64_t m = s.admitted(i, wr.entries);
+      if (!s.all(i, m)) {
+        s.make_query(i, wq);
+        s.score(wq, wr.entries, 0, m, wt, wr.scores);
       }
-      for (int64_t j = 0; j < m; j += kScoreRows) {
-        const int c = m - j < kScoreRows ? static_cast<int>(m - j) : kScoreRows;
-        const uint8_t* rows[kScoreRows];
-        for (int e = 0; e < c; ++e) rows[e] = a.index_rows + (some ? t.entries[j + e] : j + e) * row_bytes;
-        load_keys(table, rows, c, dim, t.keys);
-        score_keys(t.keys, t.query, a.scales + i * heads * (dim / 32), a.weights + i * heads, heads, dim, round_,
-                   t.scores + j);
-      }
-      if (a.scores_out != nullptr)
-        for (int64_t j = 0; j < m; ++j) a.scores_out[i * a.scores_stride + (some ? t.entries[j] : j)] = t.scores[j];
-      const int64_t got = top_k(t.scores, m, topk, t.picked, t.bin);
-      for (int64_t j = 0; j < got; ++j) selected[j] = some ? t.entries[t.picked[j]] : t.picked[j];
-      a.n_selected[i] = static_cast<int32_t>(got);
+      s.choose(i, m, wr);
+    });
+    return;
+  }
+  // Few rows: the entries of each are shared among the threads.
+  need_scratch(layout(nullptr, q, t, r, false) / sizeof(float) + 16);
+  const size_t bytes = layout(nullptr, q, t, r, true);
+  layout(reinterpret_cast<char*>(need_temp(bytes / sizeof(float) + 16)), q, t, r, true);
+  constexpr int64_t kPiece = 1024;
+  for (int64_t i = 0; i < a.n; ++i) {
+    const int64_t m = s.admitted(i, r.entries);
+    if (!s.all(i, m)) {
+      s.make_query(i, q);
+      loop((m + kPiece - 1) / kPiece, [&](int64_t piece, int worker) {
+        Query unused;
+        ScoreScratch wt;
+        RowScratch none{};
+        layout(reinterpret_cast<char*>(scratch(worker)), unused, wt, none, false);
+        const int64_t j0 = piece * kPiece, j1 = j0 + kPiece < m ? j0 + kPiece : m;
+        s.score(q, r.entries, j0, j1, wt, r.scores);
+      });
     }
-    if (a.made_blocks == nullptr) return;
-    int32_t* made = a.made_blocks + i * nb;
-    const int64_t n_visible_blocks = (visible + bs - 1) / bs;
-    if (!blocks_wanted) {
-      for (int64_t b = 0; b < n_visible_blocks; ++b) made[b] = static_cast<int32_t>(b);
-      a.n_made_blocks[i] = static_cast<int32_t>(n_visible_blocks);
-      return;
-    }
-    for (int64_t b = 0; b < n_visible_blocks; ++b) {
-      float best = kMinusInf;
-      for (int64_t j = b * bs; j < (b + 1) * bs && j < visible; ++j) best = ds4_max(best, t.scores[j]);
-      t.blocks[b] = best;
-    }
-    t.blocks[(visible - 1) / bs] = __builtin_inff();
-    a.n_made_blocks[i] = static_cast<int32_t>(top_k(t.blocks, n_visible_blocks, nb, made, t.bin));
-  });
+    s.choose(i, m, r);
+  }
 }
 
 }  // namespace ds4::cpu::DS4_ISA

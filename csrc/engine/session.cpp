@@ -1,6 +1,7 @@
 #include "engine/session.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <string>
 
@@ -84,6 +85,7 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
   backend_->set_poll(poll);
   beside([&](Drafter& d) { d.begin(n); });
   state_.prepare(n);
+  const auto start_time = std::chrono::steady_clock::now();
   try {
     start(tokens, n);
     for (int l = 0; l < model_->shape.n_layers; ++l) {
@@ -96,8 +98,12 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
     feed_.abandon();
     guard.restore();
     state_.keep_pending();
+    if (ledger_ != nullptr) ledger_->clear();  // a run that stopped half-way would leave it incomplete
     throw;
   }
+  if (ledger_ != nullptr)
+    ledger_->add_run(n, n_logits > 0,
+                     std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time).count());
   state_.commit(tokens, n);
   if (drafter_) drafter_->commit(n);
 }
@@ -128,6 +134,21 @@ void Session::expect(const int32_t* tokens, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
     if (tokens[i] < 0 || tokens[i] >= model_->shape.vocab) return;  // the run itself will say so
   expected_.assign(tokens, tokens + n);
+}
+
+void Session::start_ledger() {
+  if (ledger_ != nullptr) return ledger_->clear();
+  auto ledger = std::make_unique<Ledger>(std::move(backend_), *model_);
+  ledger_ = ledger.get();
+  backend_ = std::move(ledger);
+}
+
+void Session::fill_for_benchmark(int64_t position, uint64_t seed) {
+  if (state_.position() != 0) throw StateError("[fill] only an empty session can be filled for a benchmark");
+  if (position < 0 || position > state_.context() || position % 2 != 0)
+    throw OptionError("[fill] expected an even position from 0 to " + std::to_string(state_.context()) + ", got " +
+                      std::to_string(position));
+  state_.fill_for_benchmark(position, seed);
 }
 
 void Session::truncate(int64_t position, Poll* poll) {

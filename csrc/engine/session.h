@@ -8,6 +8,7 @@
 
 #include "engine/drafter.h"
 #include "engine/engram_feed.h"
+#include "engine/ledger.h"
 #include "engine/model.h"
 #include "engine/scratch.h"
 #include "engine/trace.h"
@@ -52,6 +53,14 @@ class Session {
   size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
   const FeedCounters& engram_counters() const { return feed_.counters(); }
 
+  // From now on every operation is counted and timed; calling it again starts anew.
+  void start_ledger();
+  const Ledger* ledger() const { return ledger_; }
+
+  // For benchmarks only: a session at `position` (0 before) whose caches hold random rows of plausible size and whose
+  // tokens are random, as if a prompt of that length had been read. What it generates means nothing.
+  void fill_for_benchmark(int64_t position, uint64_t seed);
+
  private:
   // Work of the drafter beside the target's: a failure drops the drafter and nothing else.
   template <class F>
@@ -76,6 +85,7 @@ class Session {
 
   std::shared_ptr<const Model> model_;
   std::unique_ptr<Backend> backend_;
+  Ledger* ledger_ = nullptr;  // backend_, once the ledger is on
   State state_;
   std::unique_ptr<Drafter> drafter_;
   std::string drafter_fault_;

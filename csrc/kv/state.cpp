@@ -195,4 +195,49 @@ std::vector<uint8_t> State::live_bytes() const {
   return out;
 }
 
+namespace {
+
+// Random codes, then random scales around a power of two: n rows of codes + groups bytes. Scale bytes spread over
+// `spread` values from `low` on.
+void random_rows(uint8_t* rows, int64_t n, int codes, int groups, uint8_t low, uint8_t spread, uint8_t mask, uint64_t& s) {
+  const auto next = [&s] {
+    s ^= s << 13;
+    s ^= s >> 7;
+    s ^= s << 17;
+    return s;
+  };
+  for (int64_t r = 0; r < n; ++r) {
+    for (int i = 0; i < codes; i += 8) {
+      const uint64_t v = next() & (0x0101010101010101ull * mask);
+      std::memcpy(rows + i, &v, static_cast<size_t>(std::min(8, codes - i)));
+    }
+    for (int g = 0; g < groups; ++g) rows[codes + g] = static_cast<uint8_t>(low + next() % spread);
+    rows += codes + groups;
+  }
+}
+
+}  // namespace
+
+void State::fill_for_benchmark(int64_t position, uint64_t seed) {
+  uint64_t s = seed * 0x9e3779b97f4a7c15ull | 1;
+  tokens_.resize(static_cast<size_t>(position));
+  for (auto& t : tokens_) {
+    s ^= s << 13;
+    s ^= s >> 7;
+    s ^= s << 17;
+    t = static_cast<int32_t>(s % static_cast<uint64_t>(shape_.vocab));
+  }
+  const int hd = shape_.head_dim, id = shape_.index_dim;
+  for (int l = 0; l < shape_.n_layers; ++l)  // e4m3 codes without NaN (0xb7: at most 60), scales around 2^-6
+    random_rows(windows_[l], std::min(position, ring_), hd, hd / 32, 120, 3, 0xb7, s);
+  for (int i = 0; i < shape_.n_sources(); ++i) {
+    const int64_t n = entries(shape_, i, position);
+    random_rows(compressed_[i], n, hd / 2, hd / 16, 40, 8, 0xff, s);  // e4m3 scales around 1/4
+    random_rows(index_[i], n, id / 2, id / 32, 124, 4, 0xff, s);      // e8m0 scales around 1/4
+  }
+  high_ = position;
+  low_ = std::max<int64_t>(0, position - ring_);
+  pending_low_ = position;
+}
+
 }  // namespace ds4

@@ -69,6 +69,9 @@ class State {
   std::vector<uint8_t> live_bytes() const;
   size_t reserved_bytes() const { return bytes_; }
 
+  // Benchmarks only (Session::fill_for_benchmark): an empty state becomes one of `position` random tokens and rows.
+  void fill_for_benchmark(int64_t position, uint64_t seed);
+
  private:
   int64_t window_first(int64_t position) const;
   int64_t mark_first(int64_t position) const;

@@ -18,6 +18,7 @@ from .checks import callback, positive_int, token_ids
 from .drafting import ModelProposer, Proposer
 from .errors import ContextError, OptionError, StateError
 from .generation import Generation, GenerationOptions
+from .ledger import Ledger
 from .memory import MAX_STEP_ROWS, run_rows
 from .prefill import LogitsChoice, ProgressCallback, run_prefill
 from .results import Completion, Piece, Stats
@@ -305,6 +306,22 @@ class Session:
         self._fault = reason
         if self._stats.drafter is not None:
             self._stats.drafter.off_reason = reason
+
+    # ---- where the time goes ------------------------------------------------------------------------------------
+
+    def start_ledger(self) -> None:
+        """From now on count and time every operation (`ledger()`); calling it again starts anew. Changes no result."""
+        self._ext.start_ledger()
+
+    def ledger(self) -> Ledger:
+        """What was counted since `start_ledger()`: bytes, seconds and rates by operation and layer.
+
+        Raises StateError when it was not started.
+        """
+        data = self._ext.ledger()
+        if data is None:
+            raise StateError("the ledger is off; call start_ledger() before the steps to be measured")
+        return Ledger.from_ext(data)
 
     # ---- going back --------------------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ def build_parser() -> ArgumentParser:
     _add_convert(commands)
     _add_verify(commands)
     _add_pull(commands)
+    _add_synth(commands)
     _add_bench(commands)
     return parser
 
@@ -158,8 +159,10 @@ def _add_verify(commands: Any) -> None:
 
 def _add_bench(commands: Any) -> None:
     group = commands.add_parser("bench", help="measure this machine", allow_abbrev=False)
+    what = group.add_subparsers(title="what", metavar="WHAT", required=True)
+    _add_bench_speed(what)
     parser = _command(
-        group.add_subparsers(title="what", metavar="WHAT", required=True), "engram", "bench",
+        what, "engram", "bench",
         "is the disk fast enough for the Engram tables, and what does it cost? No weights are loaded",
         "examples:\n  ds4v41 bench engram DeepSeek-V4.1-Flash-Q4.gguf --direct\n"
         "  ds4v41 bench engram MODEL.gguf --text prompt.txt --step-ms 35",
@@ -174,6 +177,43 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+_SPEED = {
+    "roof": "memory read rate and multiply-add peak",
+    "ops": "row products at released shapes against the read rate",
+    "select": "top-k of long score lists against one pass of max",
+    "decode": "single-token steps on a model",
+    "depth": "single-token steps at several contexts",
+    "prefill": "prompts of several lengths",
+    "ab": "two configurations in turn, with paired ratios; refuses to compare when outputs differ",
+}
+
+
+def _add_bench_speed(commands: Any) -> None:
+    for name, summary in _SPEED.items():
+        parser = _command(commands, name, "bench_speed", summary)
+        parser.set_defaults(what=name)
+        parser.add_argument("--threads", type=int, metavar="N", help="worker threads (default: all cores)")
+        if name in ("roof", "ops"):
+            parser.add_argument("--gib", type=float, default=4.0, metavar="G", help="memory to touch (default 4)")
+            parser.add_argument("--small-pages", action="store_true", help="without huge pages")
+        if name == "ops":
+            parser.add_argument("--types", metavar="T,T", help="row types (default all)")
+            parser.add_argument("--rows", metavar="N,N", help="activation rows (default 1,2,4,6,8)")
+        if name in ("decode", "depth", "prefill", "ab"):
+            parser.add_argument("-m", "--model", metavar="PATH", help="a GGUF file or an official folder (default nano)")
+        if name in ("decode", "depth", "prefill"):
+            parser.add_argument("--context", metavar="N,N", help="position, positions, or prompt lengths")
+        if name in ("decode", "depth"):
+            parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps (default 20)")
+        if name == "decode":
+            parser.add_argument("--ledger", action="store_true", help="show where bytes and time went")
+        if name == "ab":
+            parser.add_argument("--a", nargs="+", required=True, metavar="KEY=VALUE", help="one side")
+            parser.add_argument("--b", nargs="+", required=True, metavar="KEY=VALUE", help="the other side")
+            parser.add_argument("--pairs", type=int, default=15, metavar="N", help="pairs of steps (default 15)")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+
 def _add_pull(commands: Any) -> None:
     parser = _command(
         commands, "pull", "pull", "download a published file, checked by size and SHA-256; goes on where it stopped",
@@ -185,6 +225,22 @@ def _add_pull(commands: Any) -> None:
     parser.add_argument("--revision", default="main", metavar="NAME", help="branch, tag or commit (default main)")
     parser.add_argument("--check", action="store_true", help="read files that are already there and check their digest")
     parser.add_argument("--dry-run", action="store_true", help="print what would be downloaded and the space it takes")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_synth(commands: Any) -> None:
+    parser = _command(
+        commands, "synth", "synth", "write a GGUF file with random weights of the released shape, for benchmarks",
+        "example:\n  ds4v41 synth slice.gguf --shape released --layers 6 --experts 48 --recipe q4",
+    )  # fmt: skip
+    parser.add_argument("out", metavar="OUT.gguf", help="the file to write")
+    parser.add_argument("--shape", choices=("released", "tiny"), default="released", help="sizes (default released)")
+    parser.add_argument("--layers", type=int, default=6, metavar="N", help="6 to 40; every kind of layer occurs")
+    parser.add_argument("--experts", type=int, default=48, metavar="E", help="routed experts of a layer (default 48)")
+    parser.add_argument("--recipe", choices=("q4", "mxfp4"), default="q4", help="types of the experts (default q4)")
+    parser.add_argument("--engram-rows", type=int, default=100_000, metavar="R", help="rows of each Engram table, about")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the random blocks (default 1)")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

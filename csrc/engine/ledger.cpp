@@ -1,0 +1,200 @@
+#include "engine/ledger.h"
+
+#include <chrono>
+
+namespace ds4 {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+int64_t expert_bytes(const ExpertWeights& w) { return w.w1.bytes() + w.w2.bytes() + w.w3.bytes(); }
+
+// How often an operation runs in one run of the model, in layer l.
+int64_t expected(const Shape& s, Op op, int l) {
+  const bool source = s.kv_source[l] >= 0 && s.source_layer[s.kv_source[l]] == l;
+  switch (op) {
+    case Op::hc_read:
+    case Op::hc_write: return 2;
+    case Op::engram: return s.engram_index[l] >= 0 ? 1 : 0;
+    case Op::compress: return source ? 1 : 0;
+    case Op::index_query:
+    case Op::select: return s.index_source[l] == l ? 1 : 0;
+    case Op::attn_in:
+    case Op::attn_query:
+    case Op::attend:
+    case Op::attn_out:
+    case Op::route:
+    case Op::moe: return 1;
+    case Op::embed:
+    case Op::head:
+    case Op::count: return 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+const char* op_name(Op op) {
+  static const char* const kNames[] = {"embed",       "hc_read", "hc_write", "engram",   "attn_in", "attn_query", "compress",
+                                       "index_query", "select",  "attend",   "attn_out", "route",   "moe",        "head"};
+  return kNames[static_cast<size_t>(op)];
+}
+
+Ledger::Ledger(std::unique_ptr<Backend> inner, const Model& model)
+    : inner_(std::move(inner)), model_(model), table_(static_cast<size_t>(model.shape.n_layers) + 1) {
+  clear();
+}
+
+void Ledger::clear() {
+  for (size_t l = 0; l < table_.size(); ++l)
+    for (size_t o = 0; o < table_[l].size(); ++o) table_[l][o] = LedgerRow{static_cast<Op>(o), static_cast<int>(l) - 1};
+  runs_ = head_runs_ = tokens_ = experts_touched_ = 0;
+  seconds_ = 0.0;
+}
+
+void Ledger::add_run(int64_t n, bool with_head, double seconds) {
+  ++runs_;
+  head_runs_ += with_head ? 1 : 0;
+  tokens_ += n;
+  seconds_ += seconds;
+}
+
+template <class F>
+void Ledger::timed(Op op, int layer, int64_t bytes, F f) {
+  const auto start = Clock::now();
+  f();
+  LedgerRow& r = row(op, layer);
+  r.seconds += since(start);
+  r.bytes += bytes;
+  ++r.dispatches;
+}
+
+// Weights of a layer lie inside its LayerWeights; operations without weights belong to the layer of the one before.
+int Ledger::layer_of(const void* weights) {
+  const auto& layers = model_.weights.layers;
+  const auto* p = static_cast<const char*>(weights);
+  const auto* first = reinterpret_cast<const char*>(layers.data());
+  layer_ = static_cast<int>((p - first) / static_cast<ptrdiff_t>(sizeof(LayerWeights)));
+  return layer_;
+}
+
+void Ledger::embed(const EmbedArgs& a) {
+  layer_ = -1;
+  timed(Op::embed, -1, a.n * a.table->row_bytes, [&] { inner_->embed(a); });
+}
+
+void Ledger::hc_read(const HcReadArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::hc_read, l, a.w->fn.bytes(), [&] { inner_->hc_read(a); });
+}
+
+void Ledger::hc_write(const HcWriteArgs& a) {
+  timed(Op::hc_write, layer_, 0, [&] { inner_->hc_write(a); });
+}
+
+void Ledger::engram(const EngramArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::engram, l, a.w->wkv.bytes(), [&] { inner_->engram(a); });
+}
+
+void Ledger::attn_in(const AttnInArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::attn_in, l, a.w->wq_a.bytes() + a.w->wkv.bytes(), [&] { inner_->attn_in(a); });
+}
+
+void Ledger::attn_query(const AttnQueryArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::attn_query, l, a.w->wq_b.bytes(), [&] { inner_->attn_query(a); });
+}
+
+void Ledger::compress(const CompressArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::compress, l, a.w->wkv.bytes() + (a.w->wgate.empty() ? 0 : a.w->wgate.bytes()) + a.w->index_k.bytes(),
+        [&] { inner_->compress(a); });
+}
+
+void Ledger::index_query(const IndexQueryArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::index_query, l, a.w->wq_b.bytes() + a.w->weights_proj.bytes(), [&] { inner_->index_query(a); });
+}
+
+void Ledger::select(const SelectArgs& a) {
+  // Index rows of the entries that may be scored, for each row of the call.
+  const Shape& s = model_.shape;
+  int64_t entries = 0;
+  for (int i = 0; i < a.n; ++i) {
+    const int64_t visible = (a.position + i + 1) / a.ratio;
+    const int64_t admitted =
+        a.use_blocks != nullptr ? static_cast<int64_t>(a.n_use_blocks[i]) * s.candidate_block_size : visible;
+    entries += admitted < visible ? admitted : visible;
+  }
+  timed(Op::select, layer_, entries * s.index_row_bytes(), [&] { inner_->select(a); });
+}
+
+void Ledger::attend(const AttendArgs& a) {
+  const Shape& s = model_.shape;
+  int64_t bytes = 0;
+  for (int i = 0; i < a.n; ++i) {
+    const int64_t rows = a.position + i + 1 < s.window ? a.position + i + 1 : s.window;
+    bytes += rows * s.window_row_bytes();
+    if (a.compressed != nullptr) bytes += static_cast<int64_t>(a.n_selected[i]) * s.compressed_row_bytes();
+  }
+  timed(Op::attend, layer_, bytes, [&] { inner_->attend(a); });
+}
+
+void Ledger::attn_out(const AttnOutArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::attn_out, l, a.w->wo_a.bytes() + a.w->wo_b.bytes(), [&] { inner_->attn_out(a); });
+}
+
+void Ledger::route(const RouteArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::route, l, a.w->gate.bytes(), [&] { inner_->route(a); });
+}
+
+void Ledger::moe(const MoeArgs& a) {
+  const int l = layer_of(a.w);
+  std::vector<bool> used(a.w->experts.size(), false);
+  int64_t bytes = expert_bytes(a.w->shared);
+  for (int64_t p = 0; p < static_cast<int64_t>(a.n) * model_.shape.top_k; ++p) {
+    const auto e = static_cast<size_t>(a.experts[p]);
+    if (used[e]) continue;
+    used[e] = true;
+    ++experts_touched_;
+    bytes += expert_bytes(a.w->experts[e]);
+  }
+  timed(Op::moe, l, bytes, [&] { inner_->moe(a); });
+}
+
+void Ledger::head(const HeadArgs& a) {
+  layer_ = -1;
+  timed(Op::head, -1, a.head->bytes(), [&] { inner_->head(a); });
+}
+
+std::vector<LedgerRow> Ledger::rows() const {
+  std::vector<LedgerRow> out;
+  for (const auto& layer : table_)
+    for (const LedgerRow& r : layer)
+      if (r.dispatches > 0) out.push_back(r);
+  return out;
+}
+
+std::vector<std::string> Ledger::missing() const {
+  std::vector<std::string> out;
+  const auto check = [&](const LedgerRow& r, int64_t want) {
+    if (r.dispatches != want)
+      out.push_back(std::string(op_name(r.op)) + " in layer " + std::to_string(r.layer) + ": " + std::to_string(want) +
+                    " dispatches expected, " + std::to_string(r.dispatches) + " seen");
+  };
+  check(table_[0][static_cast<size_t>(Op::embed)], runs_);
+  check(table_[0][static_cast<size_t>(Op::head)], head_runs_);
+  for (int l = 0; l < model_.shape.n_layers; ++l)
+    for (size_t o = 0; o < static_cast<size_t>(Op::count); ++o)
+      check(table_[static_cast<size_t>(l) + 1][o], runs_ * expected(model_.shape, static_cast<Op>(o), l));
+  return out;
+}
+
+}  // namespace ds4

@@ -1,0 +1,101 @@
+"""Two configurations in one process, interleaved, with paired ratios; no speed is reported when outputs differ."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptionError, StateError
+from ..model import Model
+from .common import environment, interval, median
+
+_KEYS = {"threads": int, "backend": str, "activations": str, "rows": int, "context": int}
+"""Options of a side: those of Model.open, rows per step (1 to 8), and the depth of the filled cache."""
+
+
+def parse_side(items: list[str]) -> dict[str, Any]:
+    """["threads=1", "backend=cpu/avx2"] to options. Raises OptionError for unknown keys."""
+    side: dict[str, Any] = {}
+    for item in items:
+        key, found, value = item.partition("=")
+        if not found or key not in _KEYS:
+            raise OptionError(f"a side takes {', '.join(f'{k}=' for k in _KEYS)}; found {item!r}")
+        try:
+            side[key] = _KEYS[key](value)
+        except ValueError:
+            raise OptionError(f"{key}: expected a whole number, found {value!r}") from None
+    return side
+
+
+def compare(
+    path: str | os.PathLike[str] | None,
+    a: dict[str, Any],
+    b: dict[str, Any],
+    *,
+    pairs: int = 15,
+) -> dict[str, Any]:
+    """Run `pairs` pairs of steps, A and B in turn (ABBA), on the same tokens. `ratio` is time A / time B of CPU time.
+
+    Raises StateError when the logits of the two differ in a single bit.
+    """
+    sides = [_Side(path, options) for options in (a, b)]
+    try:
+        rng = np.random.default_rng(5)
+        vocab = sides[0].model.config.vocab_size
+        times: list[tuple[float, float, float, float]] = []
+        for i in range(pairs + 1):
+            tokens = rng.integers(10, vocab, max(s.rows for s in sides))
+            order = (0, 1) if i % 2 == 0 else (1, 0)
+            took: dict[int, tuple[float, float]] = {}
+            for side in order:
+                took[side] = sides[side].step(tokens)
+            if sides[0].rows == sides[1].rows and sides[0].digest.digest() != sides[1].digest.digest():
+                raise StateError(f"A and B differ in step {i}: their logits are not the same bytes, so no speed is shown")
+            if i:  # the first pair warms up
+                times.append((*took[0], *took[1]))
+        ratios = [t[1] / t[3] for t in times]
+        low, high = interval(ratios)
+        return environment(sides[0].model.threads, sides[0].model.backend) | {
+            "a": a,
+            "b": b,
+            "pairs": pairs,
+            "a_seconds": median([t[1] for t in times]),
+            "b_seconds": median([t[3] for t in times]),
+            "ratio": median(ratios),
+            "ratio_low": low,
+            "ratio_high": high,
+            "wall_ratio": median([t[0] / t[2] for t in times]),
+            "outputs_equal": sides[0].rows == sides[1].rows,
+        }
+    finally:
+        for side in sides:
+            side.close()
+
+
+class _Side:
+    def __init__(self, path: str | os.PathLike[str] | None, options: dict[str, Any]) -> None:
+        from .model import fill
+
+        rest = dict(options)
+        self.rows = rest.pop("rows", 1)
+        context = rest.pop("context", 0) & ~1
+        self.model = Model.open(path, **rest)
+        self.session = self.model.session(min(context + 4096, self.model.config.max_position_embeddings), retain=256)
+        if context:
+            fill(self.session, context)
+        self.digest = hashlib.sha256()
+
+    def step(self, tokens: np.ndarray) -> tuple[float, float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        logits = self.session.step([int(t) for t in tokens[: self.rows]])
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        self.digest = hashlib.sha256(logits.tobytes())
+        return wall, cpu
+
+    def close(self) -> None:
+        self.session.close()
+        self.model.close()

@@ -1,0 +1,145 @@
+"""Below the level of a model: roof, row products, top-k."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _ext
+from ..errors import OptionError
+from ..model import usable_cores
+from .common import environment, median
+
+GIB = 1 << 30
+BLOCKS = {
+    "q8_0": (32, 34), "q4_k": (256, 144), "mxfp4": (32, 17), "fp8_block": (32, 32), "fp4_row": (32, 16),
+    "f16": (1, 2), "bf16": (1, 2), "f32": (1, 4),
+}  # fmt: skip
+"""Columns and bytes of a block."""
+SHAPES = {
+    "q8_0": (8192, 5120), "q4_k": (2304, 5120), "mxfp4": (2304, 5120), "fp8_block": (8192, 5120),
+    "fp4_row": (2304, 5120), "f16": (4096, 5120), "bf16": (4096, 5120), "f32": (384, 5120),
+}  # fmt: skip
+"""Rows and columns of a matrix that the released model holds in such a type (or would)."""
+_REPEATS = 5
+
+
+def _probe(threads: int | None, gib: float, huge_pages: bool) -> tuple[Any, int, str, int]:
+    n_threads = usable_cores() if threads is None else threads
+    if not 0.01 <= gib <= 1024:
+        raise OptionError(f"gib: expected 0.01 to 1024, found {gib}")
+    isa = _ext.cpu_isas()[0]
+    size = int(gib * GIB) & ~0xFFFFF
+    return _ext.bench.Probe(isa, n_threads, size, huge_pages), n_threads, isa, size
+
+
+def _read_rates(probe: Any, offset: int, size: int) -> tuple[float, float]:
+    wall, cpu = probe.read(offset, size)
+    return size / wall / 1e9, size / cpu / 1e9
+
+
+def roof(*, threads: int | None = None, gib: float = 4.0, huge_pages: bool = True) -> dict[str, Any]:
+    """Stream read rate over `gib` GiB and the f32 multiply-add peak, medians of 5."""
+    probe, n_threads, isa, size = _probe(threads, gib, huge_pages)
+    reads = [_read_rates(probe, 0, size) for _ in range(_REPEATS)]
+    peaks = [probe.fma(200_000) for _ in range(_REPEATS)]
+    return environment(n_threads, isa) | {
+        "touched_bytes": size,
+        "huge_pages": huge_pages,
+        "roof_gb_s": median([cpu * 1.0 for _, cpu in reads]),
+        "roof_wall_gb_s": median([wall for wall, _ in reads]),
+        "fma_gflop_s": median([gflop / cpu for _, cpu, gflop in peaks]),
+        "fma_wall_gflop_s": median([gflop / wall for wall, _, gflop in peaks]),
+    }
+
+
+def ops(
+    *,
+    types: Sequence[str] = tuple(SHAPES),
+    rows: Sequence[int] = (1, 2, 4, 6, 8),
+    threads: int | None = None,
+    gib: float = 4.0,
+    huge_pages: bool = True,
+) -> dict[str, Any]:
+    """Row products at released shapes: matrices that fill `gib` GiB, each read once, interleaved with plain reads of as
+    many bytes (ABAB); medians of 5 passes over pairs of pieces. `share` is the product's rate over the read rate."""
+    probe, n_threads, isa, size = _probe(threads, gib, huge_pages)
+    results = []
+    for kind in types:
+        if kind not in SHAPES:
+            raise OptionError(f"types: expected some of {', '.join(SHAPES)}, found {kind!r}")
+        for n in rows:
+            results.append(_one_op(probe, size, kind, n))
+    peak = [probe.fma(200_000) for _ in range(_REPEATS)]
+    fma = median([gflop / cpu for _, cpu, gflop in peak])
+    for item in results:
+        item["fma_share"] = item["gflop_s"] / fma
+    return environment(n_threads, isa) | {"touched_bytes": size, "fma_gflop_s": fma, "results": results}
+
+
+def _one_op(probe: Any, size: int, kind: str, n: int) -> dict[str, Any]:
+    n_rows, cols = SHAPES[kind]
+    block, block_bytes = BLOCKS[kind]
+    nbytes = n_rows * cols // block * block_bytes
+    pairs = size // (2 * nbytes)
+    limit = max(1, min(pairs, 400 // max(1, n // 8)))
+    passes = []
+    for _ in range(_REPEATS):
+        read_cpu = read_wall = cpu = wall = 0.0
+        for i in range(limit):
+            a, b = 2 * i * nbytes, (2 * i + 1) * nbytes
+            w, c = probe.read(a, nbytes)
+            read_wall, read_cpu = read_wall + w, read_cpu + c
+            w, c = probe.product(kind, n_rows, cols, b, n)
+            wall, cpu = wall + w, cpu + c
+        total = limit * nbytes
+        passes.append((total / cpu / 1e9, total / read_cpu / 1e9, total / wall / 1e9, total / read_wall / 1e9))
+    flops = 2.0 * n * n_rows * cols / nbytes  # a byte
+    rate = median([p[0] for p in passes])
+    return {
+        "type": kind,
+        "shape": [n_rows, cols],
+        "rows": n,
+        "gb_s": rate,
+        "roof_gb_s": median([p[1] for p in passes]),
+        "share": median([p[0] / p[1] for p in passes]),
+        "wall_gb_s": median([p[2] for p in passes]),
+        "wall_share": median([p[2] / p[3] for p in passes]),
+        "gflop_s": rate * flops,
+        "touched_bytes": limit * nbytes * 2,
+    }
+
+
+def select(*, n: int = 300_000, k: int = 512) -> dict[str, Any]:
+    """Top-k of n scores against one pass of `max` (numpy), for scores as the model makes them and for hard ones."""
+    isa = _ext.cpu_isas()[0]
+    rng = np.random.default_rng(1)
+    normal = rng.standard_normal(n).astype(np.float32)
+    cases = {
+        "normal": normal,
+        "sparse": np.where(rng.random(n) < 0.9, 0.0, normal).astype(np.float32),
+        "equal": np.ones(n, np.float32),
+        "ascending": np.sort(normal),
+        "bf16": (normal.view(np.uint32) & 0xFFFF0000).view(np.float32),
+    }
+    results = []
+    for name, scores in cases.items():
+        chosen = np.asarray(_ext.ops.top_k(isa, scores, k))
+        wanted = np.sort(np.lexsort((np.arange(n), -scores))[:k])
+        if not np.array_equal(chosen, wanted):
+            raise AssertionError(f"top_k differs from a sort for {name} scores")
+        ours, base = [], []
+        for _ in range(21):
+            base.append(_time(scores.max))
+            ours.append(_time(lambda s=scores: _ext.ops.top_k(isa, s, k)))
+        results.append({"scores": name, "seconds": min(ours), "max_seconds": min(base), "ratio": min(ours) / min(base)})
+    return environment(1, isa) | {"n": n, "k": k, "results": results}
+
+
+def _time(call: Any) -> float:
+    start = time.thread_time()
+    call()
+    return time.thread_time() - start

@@ -1,0 +1,137 @@
+"""The ledger of a session: where the bytes and the time of its steps went, per operation and layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from .errors import StateError
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """One operation of one layer (-1: outside the layers), summed over all runs."""
+
+    op: str
+    layer: int
+    dispatches: int
+    bytes: int
+    """Bytes of weights and caches that it had to read."""
+    seconds: float
+
+    @property
+    def gb_s(self) -> float:
+        """Bytes over seconds."""
+        return self.bytes / self.seconds / 1e9 if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What `Session.ledger()` saw. Timings are only given while every operation was counted (`missing` is empty)."""
+
+    rows: tuple[LedgerRow, ...]
+    runs: int
+    tokens: int
+    seconds: float
+    """Wall time of the runs."""
+    experts_touched: int
+    missing: tuple[str, ...]
+    roof_gb_s: float | None = None
+
+    @classmethod
+    def from_ext(cls, data: dict[str, Any], roof_gb_s: float | None = None) -> Ledger:
+        """From what the extension returns."""
+        rows = tuple(LedgerRow(*row) for row in data["rows"])
+        return cls(
+            rows, data["runs"], data["tokens"], data["seconds"], data["experts_touched"], tuple(data["missing"]), roof_gb_s
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Was every operation of every run counted?"""
+        return not self.missing and self.runs > 0
+
+    def require_complete(self) -> None:
+        """StateError, naming what is missing, when timings would mislead."""
+        if not self.complete:
+            what = "no run was counted" if not self.missing else "; ".join(self.missing[:10])
+            raise StateError(f"the ledger is incomplete, so it shows no timings: {what}")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all operations."""
+        return sum(row.bytes for row in self.rows)
+
+    @property
+    def covered(self) -> float:
+        """Time of the operations over the wall time of the runs; the rest is outside of them (table reads, host work)."""
+        return sum(row.seconds for row in self.rows) / self.seconds if self.seconds > 0 else 0.0
+
+    def by_op(self) -> tuple[LedgerRow, ...]:
+        """Summed over layers (layer -1), the longest first."""
+        self.require_complete()
+        return _summed(self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        self.require_complete()
+        rows = [
+            {"op": r.op, "layer": r.layer, "dispatches": r.dispatches, "bytes": r.bytes, "seconds": r.seconds}
+            for r in self.rows
+        ]
+        return {
+            "runs": self.runs,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "bytes": self.bytes,
+            "gb_s": self.bytes / self.seconds / 1e9,
+            "share": None if self.roof_gb_s is None else self.bytes / self.seconds / 1e9 / self.roof_gb_s,
+            "roof_gb_s": self.roof_gb_s,
+            "covered": self.covered,
+            "experts_touched": self.experts_touched,
+            "rows": rows,
+        }
+
+    def _table(self) -> list[list[str]]:
+        table = [["op", "calls", "MB/run", "ms/run", "% time", "GB/s", "roof"]]
+        for r in (*self.by_op(), LedgerRow("all", -1, sum(r.dispatches for r in self.rows), self.bytes, self.seconds)):
+            share = "" if self.roof_gb_s is None or r.bytes == 0 else f"{r.gb_s / self.roof_gb_s:.2f}"
+            table.append(
+                [
+                    r.op,
+                    f"{r.dispatches / self.runs:,.0f}",
+                    f"{r.bytes / self.runs / 1e6:,.1f}",
+                    f"{r.seconds / self.runs * 1e3:,.2f}",
+                    f"{100 * r.seconds / self.seconds:.1f}",
+                    f"{r.gb_s:,.1f}",
+                    share,
+                ]
+            )
+        return table
+
+    def __str__(self) -> str:
+        if not self.complete:
+            return f"<Ledger: incomplete, {len(self.missing)} operations missing, no timings>"
+        table = self._table()
+        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+        return "\n".join(
+            "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            for row in table
+        )
+
+    def _repr_html_(self) -> str:
+        if not self.complete:
+            return escape(str(self))
+        head, *rows = self._table()
+        cells = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+        return "<table><tr>" + "".join(f"<th>{escape(c)}</th>" for c in head) + f"</tr>{cells}</table>"
+
+
+def _summed(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, ...]:
+    sums: dict[str, LedgerRow] = {}
+    for r in rows:
+        s = sums.get(r.op, LedgerRow(r.op, -1, 0, 0, 0.0))
+        sums[r.op] = LedgerRow(r.op, -1, s.dispatches + r.dispatches, s.bytes + r.bytes, s.seconds + r.seconds)
+    return tuple(sorted(sums.values(), key=lambda r: -r.seconds))
