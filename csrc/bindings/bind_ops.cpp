@@ -178,8 +178,13 @@ Out<float> expand(const std::string& isa, const Floats2& y, const Floats3& strea
 Out<int32_t> top_k(const std::string& isa, const Floats1& scores, int64_t k) {
   need(k >= 0, "top_k: k must not be negative");
   const int64_t n = static_cast<int64_t>(scores.size());
-  std::vector<int32_t> picked(static_cast<size_t>(n) + 1);
-  std::vector<uint64_t> bin(static_cast<size_t>(n) + 1);
+  // Kept between calls, as the engine keeps its own: fresh pages would cost more than the choice.
+  thread_local std::vector<int32_t> picked;
+  thread_local std::vector<uint64_t> bin;
+  if (picked.size() < static_cast<size_t>(n) + 1) {
+    picked.resize(static_cast<size_t>(n) + 1);
+    bin.resize(static_cast<size_t>(n) + 1);
+  }
   FlushSubnormals flush;
   const int64_t got = k == 0 ? 0 : ops(isa).top_k(scores.data(), n, k, picked.data(), bin.data());
   auto out = make_array<int32_t>({static_cast<size_t>(got)});

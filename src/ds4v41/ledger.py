@@ -41,12 +41,11 @@ class Ledger:
     roof_gb_s: float | None = None
 
     @classmethod
-    def from_ext(cls, data: dict[str, Any], roof_gb_s: float | None = None) -> Ledger:
-        """From what the extension returns."""
+    def from_ext(cls, data: Any, roof_gb_s: float | None = None) -> Ledger:
+        """From what the extension returns (a dictionary)."""
         rows = tuple(LedgerRow(*row) for row in data["rows"])
-        return cls(
-            rows, data["runs"], data["tokens"], data["seconds"], data["experts_touched"], tuple(data["missing"]), roof_gb_s
-        )
+        missing = tuple(data["missing"])
+        return cls(rows, data["runs"], data["tokens"], data["seconds"], data["experts_touched"], missing, roof_gb_s)
 
     @property
     def complete(self) -> bool:
@@ -66,7 +65,7 @@ class Ledger:
 
     @property
     def covered(self) -> float:
-        """Time of the operations over the wall time of the runs; the rest is outside of them (table reads, host work)."""
+        """Time of the operations over the wall time of the runs; the rest is table reads and host work."""
         return sum(row.seconds for row in self.rows) / self.seconds if self.seconds > 0 else 0.0
 
     def by_op(self) -> tuple[LedgerRow, ...]:

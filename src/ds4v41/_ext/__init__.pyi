@@ -9,6 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 from ds4v41._ext import (
+    bench as bench,
     convert as convert,
     ops as ops,
     sampling as sampling
@@ -256,6 +257,19 @@ class Session:
 
     @property
     def scratch_bytes(self) -> int: ...
+
+    def start_ledger(self) -> None:
+        """Counts and times every operation from now on."""
+
+    def ledger(self) -> object:
+        """
+        What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds), runs, tokens, seconds, missing; or None.
+        """
+
+    def fill_for_benchmark(self, position: int, seed: int) -> None:
+        """
+        Benchmarks only: random caches and tokens up to an even position, in an empty session.
+        """
 
     def live_bytes(self) -> bytes:
         """The live state: equal bytes mean equal futures."""

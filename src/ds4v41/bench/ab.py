@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import OptionError, StateError
 from ..model import Model
@@ -51,10 +52,10 @@ def compare(
             tokens = rng.integers(10, vocab, max(s.rows for s in sides))
             order = (0, 1) if i % 2 == 0 else (1, 0)
             took: dict[int, tuple[float, float]] = {}
-            for side in order:
-                took[side] = sides[side].step(tokens)
+            for which in order:
+                took[which] = sides[which].step(tokens)
             if sides[0].rows == sides[1].rows and sides[0].digest.digest() != sides[1].digest.digest():
-                raise StateError(f"A and B differ in step {i}: their logits are not the same bytes, so no speed is shown")
+                raise StateError(f"A and B differ in step {i}: logits are not the same bytes, so no speed is shown")
             if i:  # the first pair warms up
                 times.append((*took[0], *took[1]))
         ratios = [t[1] / t[3] for t in times]
@@ -89,7 +90,7 @@ class _Side:
             fill(self.session, context)
         self.digest = hashlib.sha256()
 
-    def step(self, tokens: np.ndarray) -> tuple[float, float]:
+    def step(self, tokens: NDArray[np.int64]) -> tuple[float, float]:
         wall, cpu = time.perf_counter(), time.process_time()
         logits = self.session.step([int(t) for t in tokens[: self.rows]])
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu

@@ -1,7 +1,7 @@
 """Whole steps on a model, usually a synthetic slice of the released shape: decode, depth, prefill.
 
-Caches are filled with random rows (`fill`), so a depth of 300k tokens costs nothing to reach; what such a session generates
-means nothing. Steps and plain reads alternate, so that both see the same machine.
+Caches are filled with random rows (`fill`), so a depth of 300k tokens costs nothing to reach; what such a session
+generates means nothing. Steps and plain reads alternate, so that both see the same machine.
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ _PIECE = 1 << 28
 def fill(session: Session, position: int, seed: int = 1) -> None:
     """For benchmarks only: an empty session becomes one of `position` (even) random tokens with random caches."""
     session._ext.fill_for_benchmark(position, seed)
+
+
+def _warm(model: Model) -> None:
+    """Bring every page of the weights into memory and into this process, so that no step waits for the disk."""
+    for tensor in model.checkpoint.tensors.values():
+        if tensor.segment is not None:
+            int(tensor.view()[::4096].sum(dtype=np.uint64))
 
 
 class _Roof:
@@ -79,6 +86,7 @@ def decode(
     """Decode rate at a context: medians over `steps` single-token steps; `ledger` says where the time went."""
     with Model.open(path, threads=threads) as model:
         context = min(context, model.config.max_position_embeddings - steps - 8) & ~1
+        _warm(model)
         roof = _Roof(model.threads)
         with model.session(context + steps + 8, retain=256) as session:
             fill(session, context)
@@ -96,6 +104,7 @@ def depth(
     """Decode rate at several contexts of one resident model; `rate` is relative to the first one (CPU time)."""
     results: list[dict[str, Any]] = []
     with Model.open(path, threads=threads) as model:
+        _warm(model)
         roof = _Roof(model.threads)
         for context in contexts:
             size = min(context, model.config.max_position_embeddings - steps - 8) & ~1
@@ -103,7 +112,8 @@ def depth(
                 fill(session, size)
                 item = {"context": size} | _steps(session, roof, model.threads, steps)
             item["rate"] = item["cpu_tok_s"] / (results[0]["cpu_tok_s"] if results else item["cpu_tok_s"])
-            item["ms_by_op"] = {r.op: 1e3 * r.seconds / item["ledger"].runs for r in item.pop("ledger").by_op()}
+            ledger = item.pop("ledger")
+            item["ms_by_op"] = {r.op: 1e3 * r.seconds / ledger.runs for r in ledger.by_op()}
             results.append(item)
         return environment(model.threads, model.backend) | {"model": str(path or "nano"), "results": results}
 
@@ -117,6 +127,7 @@ def prefill(
     """Prefill rate for prompts of several lengths, from an empty session; time by operation."""
     results = []
     with Model.open(path, threads=threads) as model:
+        _warm(model)
         rng = np.random.default_rng(3)
         for n in tokens:
             with model.session(n + 8, retain=256, chunk=min(n, 2048)) as session:

@@ -1,0 +1,19 @@
+"""Measurements below the level of a session."""
+
+
+
+class Probe:
+    """
+    Memory to touch and threads to touch it with. Times are (wall, CPU per thread) seconds.
+    """
+
+    def __init__(self, isa: str, threads: int, bytes: int, huge_pages: bool) -> None: ...
+
+    def read(self, offset: int, bytes: int) -> tuple[float, float]:
+        """Reads a range with all threads."""
+
+    def fma(self, rounds: int) -> tuple[float, float, float]:
+        """Fused multiply-adds in registers: (wall, CPU, GFLOP)."""
+
+    def product(self, type: str, rows: int, cols: int, offset: int, n: int) -> tuple[float, float]:
+        """n activation rows times the matrix at an offset."""
