@@ -14,7 +14,6 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "cpu/cpu.h"
-#include "cpu/memory.h"
 #include "engine/builder.h"
 
 namespace ds4::py {
@@ -34,7 +33,9 @@ class Probe {
   Probe(const std::string& isa, int threads, int64_t bytes, bool huge_pages)
       : ops_(cpu::ops(isa)), pool_(threads), n_threads_(threads), bytes_(static_cast<size_t>(bytes)) {
     if (bytes < (1 << 20)) throw OptionError("[bench] expected at least 1 MiB to touch");
-    data_ = static_cast<uint8_t*>(cpu::map_zeroed(bytes_));
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw MemoryPlanError("[bench] the system refused the memory to touch; ask for less");
+    data_ = static_cast<uint8_t*>(memory);
 #ifdef MADV_HUGEPAGE
     madvise(data_, bytes_, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 #else
@@ -43,7 +44,7 @@ class Probe {
     run(static_cast<int64_t>(bytes_ >> 20), [&](int64_t piece) { fill(data_ + (piece << 20), 1 << 20, piece); });
     scales_.assign(1 << 22, 120);
   }
-  ~Probe() { cpu::unmap(data_, bytes_); }
+  ~Probe() { munmap(data_, bytes_); }
   Probe(const Probe&) = delete;
   Probe& operator=(const Probe&) = delete;
 

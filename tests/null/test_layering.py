@@ -158,7 +158,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("chat", "engram", "prefill", "synth_tokenizer"),
     ("weights",),
     ("memory", "kvstore", "ledger", "synth", "drafting"),
-    ("drafter",),
+    ("drafter", "synth_gguf"),
     ("decode", "generation"),
     ("chatting",),
     ("session",),

@@ -200,7 +200,7 @@ def _add_bench_speed(commands: Any) -> None:
             parser.add_argument("--types", metavar="T,T", help="row types (default all)")
             parser.add_argument("--rows", metavar="N,N", help="activation rows (default 1,2,4,6,8)")
         if name in ("decode", "depth", "prefill", "ab"):
-            parser.add_argument("-m", "--model", metavar="PATH", help="a GGUF file or an official folder (default nano)")
+            parser.add_argument("-m", "--model", metavar="PATH", help="a GGUF file or official folder (default nano)")
         if name in ("decode", "depth", "prefill"):
             parser.add_argument("--context", metavar="N,N", help="position, positions, or prompt lengths")
         if name in ("decode", "depth"):
