@@ -72,12 +72,18 @@ class PendingGuard {
 
 void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
   check_tokens(tokens, n);
+  complete(poll);
+  run_rows(tokens, n, logits, out, poll, trace);
+}
+
+void Session::run_rows(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
   FlushSubnormals flush;
   const int64_t n_logits = logits == Logits::all ? n : (logits == Logits::last ? 1 : 0);
   const PendingGuard guard(state_, model_->shape.n_sources());
   reserve_scratch(n, n_logits);
   backend_->set_poll(poll);
-  state_.prepare(n);
+  state_.prepare(n, !keep_entries_);
+  final_position_ = -1;
   try {
     start(tokens, n);
     for (int l = 0; l < model_->shape.n_layers; ++l) {
@@ -86,6 +92,7 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
     }
     check_finite(n);
     if (n_logits > 0) head(n, n_logits, out, trace);
+    keep_final(n);
   } catch (...) {
     feed_.abandon();
     guard.restore();
@@ -111,18 +118,6 @@ void Session::expect(const int32_t* tokens, int64_t n) {
   for (int64_t i = 0; i < n; ++i)
     if (tokens[i] < 0 || tokens[i] >= model_->shape.vocab) return;  // the run itself will say so
   expected_.assign(tokens, tokens + n);
-}
-
-void Session::truncate(int64_t position, Poll* poll) {
-  const std::vector<int32_t> before = state_.tokens();
-  if (state_.truncate(position) == 0) return;
-  // An open pair's first row is gone: run its token again (same bits, by E1).
-  try {
-    run(&before[static_cast<size_t>(position - 1)], 1, Logits::none, nullptr, poll);
-  } catch (...) {
-    state_.forget_marks_above_here();
-    throw;
-  }
 }
 
 void Session::start(const int32_t* tokens, int64_t n) {
@@ -201,7 +196,7 @@ void Session::attention(int l, int n, Trace* trace) {
   const Rope rope{cos + skip, sin + skip};
 
   backend_->attn_in({n, position, t_.xq, &w.attn, rope, t_.qr, state_.window(l)});
-  if (source >= 0 && s.source_layer[source] == l)
+  if (source >= 0 && s.source_layer[source] == l && !keep_entries_)
     backend_->compress({n, position, s.ratio[l], t_.x, &w.compressor, Rope{cos, sin}, first, state_.pending(source),
                         state_.compressed(source), state_.index(source)});
   if (s.index_source[l] == l) {

@@ -34,13 +34,34 @@ class Session {
   // run computes. Only a hint; a run that comes otherwise reads its own.
   void expect(const int32_t* tokens, int64_t n);
 
-  void truncate(int64_t position, Poll* poll);
-  void truncate(const Mark& mark) { state_.truncate(mark); }
+  // Returns how many tokens were run again: 0 or 1.
+  int truncate(int64_t position, Poll* poll);
+  void truncate(const Mark& mark);
+  // Goes back to any earlier position, exactly: a truncation where the window rows are kept, else a replay of what
+  // they depend on. Returns how many tokens were run again.
+  int64_t rewind(int64_t position, Poll* poll);
+  // Computes the window rows in front of the position when they are missing (State::ready); returns tokens run.
+  int64_t complete(Poll* poll);
+  std::shared_ptr<Mark> mark(Poll* poll);
+  // Equal state, shared memory until one of the two writes.
+  std::unique_ptr<Session> fork() const;
+
+  // Logits after the last token from what the last run left; false when that is not known any more.
+  bool last_logits(float* out, Poll* poll);
+
+  // The frontier at the position: window rows, open pair, and what last_logits needs if it is known.
+  std::vector<uint8_t> export_frontier() const;
+  void import_frontier(const uint8_t* data, size_t bytes);
 
   size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
   const FeedCounters& engram_counters() const { return feed_.counters(); }
 
  private:
+  Session(const Session& parent, int);
+  int64_t replay(const std::vector<int32_t>& tokens, Poll* poll);
+  void run_rows(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace);
+  void keep_final(int64_t n);
+  size_t final_floats() const;
   void check_tokens(const int32_t* tokens, int64_t n) const;
   void check_finite(int64_t n) const;
   void reserve_scratch(int64_t n, int64_t n_logits);
@@ -61,6 +82,9 @@ class Session {
   EngramFeed feed_;
   std::vector<int32_t> line_;      // the last tokens of the state, those of this run, those expected after it
   std::vector<int32_t> expected_;  // after the next run
+  bool keep_entries_ = false;   // a replay: compressed rows are there already and must not change
+  std::vector<float> final_;    // stream [C][D] and mix [C] after the last token
+  int64_t final_position_ = -1;  // the position that final_ belongs to
 };
 
 }  // namespace ds4
