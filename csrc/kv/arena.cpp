@@ -1,10 +1,13 @@
 #include "kv/arena.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -23,6 +26,45 @@ struct Arena::Layer {
   int fd;
   std::unique_ptr<std::atomic<uint32_t>[]> users;
 };
+
+// Every arena of the process, so that a fork of the process itself does not let two processes write to one segment.
+struct ArenaList {
+  static ArenaList& get() {
+    static auto* list = new ArenaList;  // lives as long as the process
+    return *list;
+  }
+  ArenaList() { pthread_atfork(&before, &in_parent, &in_child); }
+  void add(Arena* a) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    all.insert(a);
+  }
+  void remove(Arena* a) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    all.erase(a);
+  }
+  static void before() {
+    get().mutex.lock();
+    for (Arena* a : get().all) a->before_process_fork();
+  }
+  static void in_parent() { get().mutex.unlock(); }
+  static void in_child() {
+    for (Arena* a : get().all) a->in_child_process();
+    get().mutex.unlock();
+  }
+
+  std::mutex mutex;
+  std::set<Arena*> all;
+};
+
+void Arena::before_process_fork() {
+  for (size_t k = 0; k < owner_.size(); ++k)
+    if (owner_[k] != 0) layers_[owner_[k] - 1]->users[k].fetch_add(1, std::memory_order_relaxed);
+}
+
+void Arena::in_child_process() {
+  own_.clear();  // the parent goes on filling them
+  first_is_mine_ = false;
+}
 
 namespace {
 
@@ -55,6 +97,7 @@ void Arena::reserve() {
     throw;
   }
   shares_ = true;
+  ArenaList::get().add(this);
 }
 
 Arena::Arena(Backend& backend, const Arena& parent) : backend_(backend), bytes_(parent.bytes_) {
@@ -62,6 +105,7 @@ Arena::Arena(Backend& backend, const Arena& parent) : backend_(backend), bytes_(
   try {
     share(parent);
   } catch (...) {
+    if (shares_) ArenaList::get().remove(this);
     for (size_t k = 0; k < owner_.size(); ++k) release(k);
     backend_.free(base_, bytes_);
     throw;
@@ -109,6 +153,7 @@ void Arena::share(const Arena& parent) {
 }
 
 Arena::~Arena() {
+  if (shares_) ArenaList::get().remove(this);
   backend_.free(base_, bytes_);
   if (!shares_) return;
   // A layer that nobody else holds gives its memory back as a whole.
@@ -132,6 +177,7 @@ void Arena::own(const void* p, size_t n) {
 }
 
 void Arena::own_segment(size_t k) {
+  if (owner_[k] == 0 && shares_ && !first_is_mine_) return copy_segment(k);
   if (owner_[k] == 0) {  // untouched: mapped from the first layer already
     owner_[k] = 1;
     if (shares_) layers_[0]->users[k].store(1, std::memory_order_relaxed);

@@ -2,6 +2,7 @@
 //
 // A segment lives in a memory file ("layer") at the same offset as in the range, so a run of segments of one layer is
 // one mapping. A fork maps the segments of its parent; the count of users of each segment says who may write in place.
+// When the process itself forks, parent and child treat all segments as shared from then on.
 // Where the back end does not allow its pages to be replaced, a fork copies instead (shares() tells).
 #pragma once
 
@@ -43,7 +44,10 @@ class Arena {
  private:
   struct Layer;
 
+  friend struct ArenaList;
   void reserve();
+  void before_process_fork();
+  void in_child_process();
   std::vector<uint16_t> adopt_layers(const Arena& parent);
   void share(const Arena& parent);
   void own_segment(size_t k);
@@ -55,6 +59,7 @@ class Arena {
   Backend& backend_;
   size_t bytes_ = 0;
   bool shares_ = false;
+  bool first_is_mine_ = true;  // false in a child process: its parent fills the first layer
   uint8_t* base_ = nullptr;
   std::vector<uint16_t> owner_;  // per segment: 1 + index into layers_, 0 while untouched
   std::vector<std::shared_ptr<Layer>> layers_;

@@ -23,6 +23,7 @@ from .errors import (
     NumericsError,
     OptionError,
     StateError,
+    StoreError,
     TokenError,
     TokenizerError,
 )
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from .chatting import ChatStream as ChatStream
     from .chatting import Reply as Reply
     from .generation import Generation as Generation
+    from .kvstore import KVStore as KVStore
+    from .kvstore import PruneResult as PruneResult
+    from .kvstore import PutResult as PutResult
+    from .kvstore import StoreStats as StoreStats
+    from .kvstore import VerifyResult as VerifyResult
     from .model import Model as Model
     from .results import Completion as Completion
     from .results import Piece as Piece
@@ -53,6 +59,11 @@ _LAZY = {
     "ChatStream": "chatting",
     "Completion": "results",
     "Generation": "generation",
+    "KVStore": "kvstore",
+    "PruneResult": "kvstore",
+    "PutResult": "kvstore",
+    "StoreStats": "kvstore",
+    "VerifyResult": "kvstore",
     "Mark": "session",
     "Message": "chat",
     "Model": "model",
@@ -81,6 +92,7 @@ __all__ = [
     "Ds4Error",
     "EngramError",
     "Generation",
+    "KVStore",
     "Mark",
     "MemoryPlanError",
     "Message",
@@ -89,11 +101,15 @@ __all__ = [
     "OptionError",
     "Piece",
     "Progress",
+    "PruneResult",
+    "PutResult",
     "Reply",
     "SamplingParams",
     "Session",
     "StateError",
     "Stats",
+    "StoreError",
+    "StoreStats",
     "Timings",
     "TokenError",
     "TokenLogprob",
@@ -101,6 +117,7 @@ __all__ = [
     "TokenizerError",
     "ToolCall",
     "Usage",
+    "VerifyResult",
 ]
 
 

@@ -91,6 +91,7 @@ class ChatStream(Iterator[Event]):
 
     def _conclude(self, reason: str | None) -> None:
         message = self._parser.finish(reason)
+        self._stream.turn_ended()
         own = {f.name: getattr(message, f.name) for f in fields(Message)}
         self._reply = Reply(
             **own,

@@ -101,12 +101,13 @@ class TokenStream:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_id: int | None = None
+        self._epoch: int | None = None
 
     def __iter__(self) -> Iterator[tuple[Draw, int]]:
         """(draw, its position) of each token, stop ids excluded; sets `finish_reason` at the end."""
         session, options, stats = self.session, self.options, self.session.stats
         row = session.advance_to(self.prompt, options.progress)
-        epoch = session.epoch
+        epoch = self._epoch = session.epoch
         history = self.sampler.new_history(self.prompt) if options.sampling.needs_history else None
         while len(self.tokens) < self.limit:
             position = session.position
@@ -130,6 +131,11 @@ class TokenStream:
             row = session.feed(draw.token)
             stats.add_decode(1, time.perf_counter() - before)
         self.finish_reason = "length"
+
+    def turn_ended(self) -> None:
+        """Keep the state in the session's store, unless another call has taken the session over."""
+        if self._epoch is not None and self.session.epoch == self._epoch:
+            self.session.checkpoint()
 
     @property
     def usage(self) -> Usage:
@@ -241,6 +247,7 @@ class Generation(Iterator[Piece]):
 
     def _conclude(self, reason: FinishReason, stop: str | int | None) -> None:
         stream = self._stream
+        stream.turn_ended()
         wanted = stream.options.sampling.logprobs
         self._result = Completion(
             text="".join(self._text.parts),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .kvstore import PutResult
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 """stop: end of turn, stop id or stop string; length: max_tokens or the end of the context; tool_calls: calls to run."""
@@ -122,6 +125,12 @@ class Stats:
     decode_seconds: float = 0.0
     why: str = "nothing ran yet"
     """Why not more tokens were reused."""
+    replayed: int = 0
+    """Tokens run again because window rows in front of the reused position were no longer kept."""
+    restored: int = 0
+    """Of the reused tokens, those that came from a store."""
+    stored: PutResult | None = None
+    """What became of the last checkpoint."""
     total_reused: int = 0
     total_prefilled: int = 0
     total_decoded: int = 0
@@ -134,9 +143,10 @@ class Stats:
         """Rates of the last call."""
         return Timings(self.prefill_seconds, self.prefilled, self.decode_seconds, self.decoded)
 
-    def begin(self, reused: int, why: str) -> None:
-        """A new call that found `reused` tokens in the session."""
+    def begin(self, reused: int, why: str, replayed: int = 0, restored: int = 0) -> None:
+        """A new call that found `reused` tokens in the session, or `restored` of them in a store."""
         self.reused, self.why = reused, why
+        self.replayed, self.restored = replayed, restored
         self.prefilled = self.decoded = 0
         self.prefill_seconds = self.decode_seconds = 0.0
         self.total_reused += reused
@@ -156,6 +166,8 @@ class Stats:
     def _repr_html_(self) -> str:
         rows = [
             ("reused", f"{self.reused:,}"),
+            ("restored", f"{self.restored:,}"),
+            ("replayed", f"{self.replayed:,}"),
             ("prefilled", f"{self.prefilled:,}"),
             ("decoded", f"{self.decoded:,}"),
             ("why", escape(self.why)),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _ext
+from . import _ext, saved
+from .advance import checkpoint, reuse
 from .aio import AsyncStream
 from .chat import Event
 from .chatting import ChatStream, Reply, check_stream_flag
@@ -22,6 +25,7 @@ from .prefill import LogitsChoice, ProgressCallback, run_prefill
 from .results import Completion, Piece, Stats
 
 if TYPE_CHECKING:
+    from .kvstore import KVStore, PutResult
     from .model import Model
 
 Mark = _ext.Mark
@@ -34,11 +38,21 @@ class Session:
     may run in different threads, and none changes another's bits (E5).
     """
 
-    def __init__(self, model: Model, *, context: int, retain: int, chunk: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        context: int = 0,
+        retain: int = 0,
+        chunk: int = 0,
+        store: KVStore | None = None,
+        ext: _ext.Session | None = None,
+    ) -> None:
         self._model = model
         # A step's rows are one run, however short the chunks of a prefill.
-        self._ext = _ext.Session(model._handle(), context, retain, run_rows(chunk, context))
+        self._ext = _ext.Session(model._handle(), context, retain, run_rows(chunk, context)) if ext is None else ext
         self._chunk = chunk
+        self._store = store
         self._last_row: tuple[int, NDArray[np.float32]] | None = None
         self._stats = Stats()
         self._epoch = 0
@@ -147,16 +161,13 @@ class Session:
         self, ids: NDArray[np.int32], logits: LogitsChoice | None, cached: int, progress: ProgressCallback | None
     ) -> NDArray[np.float32] | None:
         self._last_row = None
-        rows = run_prefill(
-            self._ext,
-            ids,
-            logits,
-            self._model.config.vocab_size,
-            self._chunk,
-            cached,
-            progress,
-            self._stats.add_prefill,
-        )
+
+        def done(n: int, seconds: float) -> None:
+            self._stats.add_prefill(n, seconds)
+            checkpoint(self)
+
+        n_vocab = self._model.config.vocab_size
+        rows = run_prefill(self._ext, ids, logits, n_vocab, self._chunk, cached, progress, done)
         if rows is not None:
             self._last_row = (self.position, rows[-1])
         return rows
@@ -173,32 +184,15 @@ class Session:
             )
         row = self._last_row
         self._begin()
-        have = self._ext.tokens
-        common = _common_prefix(have, ids)
-        if common == len(ids) == len(have) and row is not None and row[0] == common:
-            self._last_row = row
-            self._stats.begin(common, "the session holds exactly this prompt")
-            return row[1]
-        keep = min(common, len(ids) - 1)  # the last token is run again: its logits are wanted
-        why = _why(have, ids, common)
-        if keep < len(have):
-            keep, note = self._go_back(keep)
-            why += note
-        self._stats.begin(keep, why)
+        keep = reuse(self, ids)
+        if keep == len(ids):
+            known = row[1] if row is not None and row[0] == keep and self._stats.restored == 0 else None
+            logits = np.asarray(self._ext.last_logits(), np.float32) if known is None else known
+            self._last_row = (keep, logits)
+            return logits
         rows = self._append(ids[keep:], "last", keep, progress)
         assert rows is not None
-        row = (self.position, rows[0])
-        return row[1]
-
-    def _go_back(self, position: int) -> tuple[int, str]:
-        """Truncate to `position`, or to nothing when the window rows are gone. Returns where it is now, and a note."""
-        self._last_row = None
-        try:
-            self._ext.truncate(position)
-            return position, ""
-        except StateError:
-            self._ext.truncate(0)
-            return 0, f"; window rows for position {position:,} are no longer kept: everything is computed again"
+        return rows[0]
 
     def feed(self, token: int) -> NDArray[np.float32]:
         """Append one generated token; the logits after it: [vocab]."""
@@ -230,17 +224,47 @@ class Session:
         self._ext.truncate(int(to))
 
     def rewind(self, position: int) -> None:
-        """Go back to any earlier position; exact (E3). Positions whose window rows are gone are computed again from
-        the start, which `stats.why` says."""
+        """Go back to any earlier position; exact (E3). Where the window rows are no longer kept, the tokens they
+        depend on are run again (at most layers x (window - 1) + 1 of them), which `stats.why` says."""
         position = positive_int("position", position, minimum=0)
-        tokens = self._ext.tokens
-        if position > len(tokens):
-            raise StateError(f"rewind: expected a position from 0 to {len(tokens)}, found {position}")
+        have = self.position
+        if position > have:
+            raise StateError(f"rewind: expected a position from 0 to {have}, found {position}")
         self._begin()
-        kept, note = self._go_back(position)
-        self._stats.begin(kept, f"rewound to {position:,} of {len(tokens):,}{note}")
-        if kept < position:
-            self._append(tokens[kept:position], None, kept, None)
+        again = self._ext.rewind(position)
+        note = f"; window rows were no longer kept: {again:,} tokens replayed" if again > 1 else ""
+        self._stats.begin(position, f"rewound to {position:,} of {have:,}{note}", replayed=again)
+
+    def fork(self) -> Session:
+        """A second session with the same state. Memory is shared until one of the two writes to it; bits never are.
+
+        It has the same store, no marks, and statistics of its own.
+        """
+        self._begin()
+        return Session(self._model, chunk=self._chunk, ext=self._ext.fork(), store=self._store)
+
+    # ---- keeping it --------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> KVStore | None:
+        """The store that this session reads from and writes to."""
+        return self._store
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the whole state to one file; `Model.load_session` continues it with the same bits (E3). Returns the
+        bytes written. Raises StoreError when the file cannot be written; an old one is then still there."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise OptionError(f"path: expected text or a path, found {path!r}")
+        self._begin()
+        return saved.save(self._ext, Path(path).expanduser(), self._root(), self._model.numerics_id)
+
+    def checkpoint(self) -> PutResult | None:
+        """Put the present state into the store now (it happens by itself at the end of prefills and turns); None
+        without a store."""
+        return checkpoint(self)
+
+    def _root(self) -> bytes:
+        return self._model.store_root
 
     # ---- text --------------------------------------------------------------------------------------------------
 
@@ -314,19 +338,3 @@ class Session:
         if self.closed:
             return "<Session: closed>"
         return f"<Session: position {self.position:,} of {self.context:,}; {self._stats.why}>"
-
-
-def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
-    return int(different[0]) if len(different) else n
-
-
-def _why(have: NDArray[np.int32], want: NDArray[np.int32], common: int) -> str:
-    if len(have) == 0:
-        return "the session was empty"
-    if common == len(have):
-        return f"the prompt goes on after all {common:,} tokens of the session"
-    if common == len(want):
-        return f"the prompt is the first {common:,} of {len(have):,} tokens of the session; only its last token is run"
-    return f"diverged at {common:,} of {len(have):,}"

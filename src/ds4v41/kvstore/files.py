@@ -48,7 +48,7 @@ class Files:
         path = self.tmp / f"{HOST}.{os.getpid()}.{uuid.uuid4().hex}"
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            for part in (header.pack(), tokens.tobytes(), memoryview(payload)):
+            for part in (header.pack(), tokens.tobytes(), payload.data):
                 view = memoryview(part).cast("B")
                 while view:
                     done = os.write(fd, view)
@@ -132,7 +132,7 @@ def read_payload(fd: int, header: Header) -> NDArray[np.uint8]:
     data = np.empty(header.payload_bytes, np.uint8)
     done = 0
     while done < len(data):
-        got = os.preadv(fd, [memoryview(data)[done:]], header.payload_offset + done)
+        got = os.preadv(fd, [data.data[done:]], header.payload_offset + done)
         if got == 0:
             raise StoreError(f"{header.source}: the file ends {len(data) - done:,} bytes early")
         done += got

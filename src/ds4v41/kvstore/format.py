@@ -39,10 +39,10 @@ def root_id(weights_id: bytes, numerics_id: str, layout: Sequence[object]) -> by
 
 
 class Prefixes:
-    """Names of the prefixes of a token list: `node(p)` is 32 bytes that depend on the root and the first p tokens.
+    """Names of the prefixes of a token list: node(p) is 32 bytes that depend on the root and the first p tokens.
 
-    node(0) is the root; within a block of 2,048 tokens, node(p) = BLAKE2b(name of the block's start, its tokens up to p).
-    So a name does not depend on how the tokens were cut into pages.
+    node(0) is the root; within a block of 2,048 tokens, node(p) = BLAKE2b(name of the block's start, its tokens up to
+    p). So a name does not depend on how the tokens were cut into pages.
     """
 
     def __init__(self, root: bytes, tokens: NDArray[np.int32]) -> None:

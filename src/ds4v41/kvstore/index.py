@@ -1,4 +1,4 @@
-"""The index of a store: one SQLite file (WAL) that says which objects there are. It can be made again from the objects."""
+"""The index of a store: one SQLite file (WAL) that says which objects there are. The objects alone can rebuild it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ class Index:
         db.executemany(
             "INSERT OR IGNORE INTO objects VALUES (?,?,?,?,?,?,?,?,?,?,?)",
             [
-                (h.id, h.kind, h.root, h.parent, h.block, h.node, h.begin, h.end, disk_bytes(h.file_bytes), weight, tick)
+                (h.id, h.kind, h.root, h.parent, h.block, h.node, h.begin, h.end, disk_bytes(h.file_bytes), weight,
+                 tick)
                 for h in headers
             ],
         )
