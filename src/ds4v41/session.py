@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .model import Model
 
 Mark = _ext.Mark
+CHECKPOINT_TOKENS = 2048
+"""In the middle of a long prefill the store gets a checkpoint at the end of a chunk after so many tokens."""
 
 
 class Session:
@@ -162,12 +164,19 @@ class Session:
     ) -> NDArray[np.float32] | None:
         self._last_row = None
 
+        kept = self.position
+
         def done(n: int, seconds: float) -> None:
+            nonlocal kept
             self._stats.add_prefill(n, seconds)
-            checkpoint(self)
+            if self.position - kept >= CHECKPOINT_TOKENS:
+                kept = self.position
+                checkpoint(self)
 
         n_vocab = self._model.config.vocab_size
         rows = run_prefill(self._ext, ids, logits, n_vocab, self._chunk, cached, progress, done)
+        if kept != self.position:
+            checkpoint(self)
         if rows is not None:
             self._last_row = (self.position, rows[-1])
         return rows
@@ -190,9 +199,9 @@ class Session:
             logits = np.asarray(self._ext.last_logits(), np.float32) if known is None else known
             self._last_row = (keep, logits)
             return logits
-        rows = self._append(ids[keep:], "last", keep, progress)
-        assert rows is not None
-        return rows[0]
+        self._append(ids[keep:], "last", keep, progress)
+        assert self._last_row is not None
+        return self._last_row[1]
 
     def feed(self, token: int) -> NDArray[np.float32]:
         """Append one generated token; the logits after it: [vocab]."""

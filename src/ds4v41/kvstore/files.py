@@ -25,7 +25,7 @@ def disk_bytes(n: int) -> int:
 
 
 class Files:
-    """The objects of a store in a folder: objects/ab/<64 hex digits>.page or .frontier, tmp/ while being written."""
+    """The objects of a store in a folder: objects/<64 hex digits>.page or .frontier, tmp/ while being written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,8 +40,11 @@ class Files:
 
     def path(self, name: bytes, kind: int) -> Path:
         """Where an object is."""
-        text = name.hex()
-        return self.objects / text[:2] / (text[2:] + (".page" if kind == PAGE else ".frontier"))
+        return self.objects / (name.hex() + (".page" if kind == PAGE else ".frontier"))
+
+    def folder_bytes(self) -> int:
+        """What the folders themselves take on disk."""
+        return sum(os.stat(path).st_blocks * 512 for path in (self.folder, self.objects, self.tmp))
 
     def write(self, header: Header, tokens: NDArray[np.int32], payload: NDArray[np.uint8]) -> Path:
         """Write one object to a file aside and sync it; `publish` gives it its name."""
@@ -63,11 +66,13 @@ class Files:
         return path
 
     def publish(self, aside: Path, header: Header) -> None:
-        """Rename a file that was written aside to its own name, durably."""
+        """Rename a file that was written aside to its own name; `sync` makes that last."""
         path = self.path(header.id, header.kind)
-        path.parent.mkdir(mode=0o700, exist_ok=True)
         os.replace(aside, path)
-        sync_folder(path.parent)
+
+    def sync(self) -> None:
+        """Make the renames durable."""
+        sync_folder(self.objects)
 
     def open(self, name: bytes, kind: int) -> tuple[int, Header]:
         """(descriptor, header) of an object whose length and header are right; the caller closes the descriptor."""

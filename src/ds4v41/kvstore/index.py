@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS reservations(
   id INTEGER PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, bytes INTEGER NOT NULL);
 INSERT OR IGNORE INTO meta VALUES ('version', 1), ('tick', 0), ('written', 0);
 """
+WAL_BYTES = 64 << 10
 _ITEM = "id, kind, parent, node, begin, end, bytes, score, tick"
 
 
@@ -45,7 +46,8 @@ class Index:
             if self.path is not None:
                 db.execute("PRAGMA journal_mode=WAL")
                 db.execute("PRAGMA synchronous=NORMAL")
-                db.execute("PRAGMA journal_size_limit=1048576")
+                db.execute("PRAGMA wal_autocheckpoint=16")
+                db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
                 os.chmod(self.path, 0o600)
             with _begun(db):
                 for statement in _SCHEMA.split(";\n"):
@@ -165,6 +167,12 @@ class Index:
         objects = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM objects").fetchone()[0]
         return int(objects + db.execute("SELECT COALESCE(SUM(bytes), 0) FROM reservations").fetchone()[0])
 
+    def shrink(self) -> None:
+        """Bring the log back into the index file when it has grown beyond its limit."""
+        with self.reading() as db:
+            if self.path is not None and os.stat(f"{self.path}-wal").st_size > WAL_BYTES:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def file_bytes(self) -> int:
         """What the index itself takes on disk."""
         if self.path is None:
@@ -183,7 +191,8 @@ def _begun(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
+        db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        if db.in_transaction:
+            db.execute("ROLLBACK")
         raise
-    db.execute("COMMIT")

@@ -36,6 +36,13 @@ class MemoryFiles:
         """Make it visible."""
         self._objects[header.id] = self._aside.pop(aside)
 
+    def sync(self) -> None:
+        """Nothing to wait for."""
+
+    def folder_bytes(self) -> int:
+        """No folders."""
+        return 0
+
     def discard(self, aside: Path) -> None:
         """Forget what was written aside."""
         self._aside.pop(aside, None)

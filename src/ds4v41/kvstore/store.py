@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ds4v41.kvstore")
 RESCAN_PUTS = 64
+MARGIN = 256 << 10
+"""Room that a put leaves for what the index grows by."""
 _New = tuple[Header, NDArray[np.int32], NDArray[np.uint8]]
 
 
@@ -227,7 +229,7 @@ class KVStore:
 
     def _make_room(self, need: int, protected: set[bytes]) -> tuple[int, int, bool]:
         """Reserve `need` bytes, deleting what is least useful: (reservation, objects deleted, whether it fits)."""
-        overhead = self._overhead() + 4096 * 4
+        overhead = self._overhead() + min(MARGIN, self.budget // 16)
         with self._index.writing() as db:
             over = self._index.used(db) + overhead + need - self.budget
             chosen: list[Item] = []
@@ -257,6 +259,7 @@ class KVStore:
             while aside:
                 self._files.publish(*aside[0])
                 aside.pop(0)
+            self._files.sync()
         except BaseException:
             for path, _ in aside:
                 if isinstance(self._files, MemoryFiles):
@@ -265,17 +268,32 @@ class KVStore:
                     path.unlink(missing_ok=True)
             raise
         size = self._files.written - before
-        with self._index.writing() as db:
-            self._index.insert((header for header, _, _ in new), weight, db)
-            db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
-            db.execute("UPDATE meta SET value=value+? WHERE key='written'", (size,))
+        try:
+            with self._index.writing() as db:
+                self._index.insert((header for header, _, _ in new), weight, db)
+                db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
+                db.execute("UPDATE meta SET value=value+? WHERE key='written'", (size,))
+            self._index.shrink()
+        except sqlite3.Error:
+            self._withdraw([header for header, _, _ in new])
+            raise
         return size
+
+    def _withdraw(self, headers: list[Header]) -> None:
+        """Files that could not be listed must not stay. (Should another process list one at this moment, it will miss
+        the file later, and drop the row.)"""
+        listed: set[bytes] = set()
+        with contextlib.suppress(sqlite3.Error):
+            listed = self._index.has([header.id for header in headers])
+        for header in headers:
+            if header.id not in listed:
+                self._files.remove(header.id, header.kind)
 
     # ---- looking after it ----------------------------------------------------------------------------------------
 
     def _overhead(self) -> int:
         """Bytes on disk that are no objects: index, folders, foreign files, leftovers of writers."""
-        return self._upkeep.overhead + self._index.file_bytes()
+        return self._upkeep.overhead + self._files.folder_bytes() + self._index.file_bytes()
 
     def _usage(self) -> int:
         with self._index.writing() as db:
@@ -314,13 +332,14 @@ class KVStore:
             adopted = self._upkeep.adopt()
             leftovers = [] if dry_run else self._upkeep.sweep()
             with self._index.writing() as db:
-                over = self._index.used(db) + self._overhead() - limit
+                over = self._index.used(db) + self._overhead() + min(MARGIN, limit // 16) - limit
                 chosen = victims(self._index.items(), over, (), self._index.tick())
                 if chosen and not dry_run:
                     db.executemany("DELETE FROM objects WHERE id=?", [(item.id,) for item in chosen])
             if chosen and not dry_run:
                 for item in chosen:
                     self._files.remove(item.id, item.kind)
+                self._index.shrink()
             names = tuple(f"{KIND_NAMES[i.kind]} {i.begin}-{i.end} {i.id.hex()[:16]}" for i in chosen)
             freed = sum(item.bytes for item in chosen)
             return PruneResult(dry_run, names, freed, adopted, len(leftovers), self._usage(), limit)

@@ -18,7 +18,7 @@ _ENDINGS = {".page", ".frontier"}
 
 
 class Upkeep:
-    """Scans of the folder. `overhead`: bytes on disk that are neither objects nor the index."""
+    """Scans of the folder. `overhead`: bytes on disk that are neither objects, index nor the store's own folders."""
 
     def __init__(self, files: Files | MemoryFiles, index: Index) -> None:
         self.files, self.index = files, index
@@ -36,7 +36,8 @@ class Upkeep:
         for path, stat in self.files.walk():
             size = max(disk_bytes(stat.st_size), stat.st_blocks * 512)
             if stat_module.S_ISDIR(stat.st_mode):
-                overhead += size
+                if path not in (self.files.objects, self.files.tmp):
+                    overhead += size
             elif str(path) in index_files:
                 continue
             elif path.parent == self.files.tmp:
@@ -48,7 +49,7 @@ class Upkeep:
             elif name not in known:
                 overhead += size
                 unlisted.append(path)
-        self.overhead, self.foreign = overhead + disk_bytes(1), foreign
+        self.overhead, self.foreign = overhead, foreign
         return unlisted
 
     def adopt(self) -> int:
@@ -104,10 +105,10 @@ def _kind_of(path: Path) -> int:
 
 
 def _object_name(path: Path) -> bytes | None:
-    if path.suffix not in _ENDINGS or path.parent.parent.name != "objects":
+    if path.suffix not in _ENDINGS or path.parent.name != "objects":
         return None
     with contextlib.suppress(ValueError):
-        name = bytes.fromhex(path.parent.name + path.stem)
+        name = bytes.fromhex(path.stem)
         return name if len(name) == 32 else None
     return None
 
