@@ -186,7 +186,8 @@ def test_damage_anywhere_is_found_dropped_and_named(how: str, kind: int, tmp_pat
             path.write_bytes(whole)
             store._upkeep.adopt()
             assert store.verify().clean
-            path.write_bytes(whole[: at - 1] if how == "cut" else whole[: at - 1] + bytes([whole[at - 1] ^ 4]) + whole[at:])
+            rest = b"" if how == "cut" else bytes([whole[at - 1] ^ 4]) + whole[at:]
+            path.write_bytes(whole[: at - 1] + rest)
             report = store.verify()
             assert not report.clean and path.name in str(report.damaged)
             load = store.load if kind == PAGE else store.load_frontier

@@ -29,7 +29,7 @@ def busy(folder: Path, seed: int, budget: int, seconds: float, shared: KVStore |
         ids = chain(which, n)
         result = put(store, ids)
         assert result.kept, result
-        for attempt in (1, 2):
+        for _attempt in (1, 2):
             try:
                 check_content(store, chain(dice.randrange(60), 6000))
                 break

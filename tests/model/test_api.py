@@ -87,7 +87,7 @@ SESSION: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"chunk": [4]}, OptionError, "chunk"),
     ({"contxt": 100}, TypeError, "contxt"),
     ({"drafter": object()}, TypeError, "drafter"),  # not in this version
-    ({"store": object()}, TypeError, "store"),
+    ({"store": object()}, OptionError, "store"),
 ]
 
 

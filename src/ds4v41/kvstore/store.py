@@ -348,6 +348,11 @@ class KVStore:
         """Read every object and compare every checksum; deletes nothing."""
         return self._upkeep.verify()
 
+    @property
+    def tick(self) -> int:
+        """The store's own time: it goes on by one with each use."""
+        return self._index.tick()
+
     def ls(self) -> list[Item]:
         """Every object, by position."""
         return sorted(self._index.items(), key=lambda i: (i.begin, i.end, i.id))
