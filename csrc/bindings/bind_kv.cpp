@@ -79,6 +79,9 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
              h.call([=](Session& s, Poll*) { return s.state().begin_restore(keep), 0; });
            },
            nb::arg("keep"), "Keeps the rows of the first tokens and drops the rest; rows may follow.")
+      .def("expect_rows",
+           [](SessionHandle& h, int64_t end) { h.call([=](Session& s, Poll*) { return s.state().expect_rows(end), 0; }); },
+           nb::arg("end"), "Rows of so many tokens are about to come.")
       .def("import_rows",
            [](SessionHandle& h, int64_t begin, int64_t end, const Bytes& data) {
              h.call([&](Session& s, Poll*) { return s.state().import_rows(begin, end, data.data(), data.size()), 0; });
@@ -105,6 +108,12 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
              h.call([&](Session& s, Poll*) { return s.import_frontier(data.data(), data.size()), 0; });
            },
            nb::arg("data"))
+      .def("read_frontier",
+           [](SessionHandle& h, int fd, int64_t offset, size_t bytes, uint64_t sum) {
+             h.call([&](Session& s, Poll*) { return s.read_frontier(fd, offset, bytes, sum), 0; });
+           },
+           nb::arg("fd"), nb::arg("offset"), nb::arg("bytes"), nb::arg("sum"),
+           "import_frontier from an open file whose XXH64 must be `sum`.")
       .def_prop_ro("own_bytes", with([](Session& s) { return s.state().arena().usage().own; }),
                    "Bytes of cache segments that only this session uses.")
       .def_prop_ro("shared_bytes", with([](Session& s) { return s.state().arena().usage().shared; }),

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "engine/session.h"
+#include "kv/xxh64.h"
 
 namespace ds4 {
 
@@ -147,12 +148,12 @@ std::vector<uint8_t> Session::export_frontier() const {
   return out;
 }
 
-void Session::import_frontier(const uint8_t* data, size_t bytes) {
+void Session::import_frontier(const State::Reader& read, size_t bytes) {
   const Shape& s = model_->shape;
   FrontierHeader h{};
   const auto refuse = [&](const std::string& what) { throw StoreError("[frontier] " + what + "; it is not used"); };
   if (bytes < sizeof h) refuse("expected at least " + std::to_string(sizeof h) + " bytes, got " + std::to_string(bytes));
-  std::memcpy(&h, data, sizeof h);
+  read(reinterpret_cast<uint8_t*>(&h), sizeof h);
   if (h.version != 1 || h.kind != kFull)
     refuse("expected version 1 and kind 1 (full), got version " + std::to_string(h.version) + ", kind " + std::to_string(h.kind));
   if (h.position != static_cast<uint64_t>(state_.position()))
@@ -162,16 +163,43 @@ void Session::import_frontier(const uint8_t* data, size_t bytes) {
       h.head_dim != static_cast<uint32_t>(s.head_dim) || h.n_sources != static_cast<uint32_t>(s.n_sources()))
     refuse("it belongs to a model of another shape");
   if (h.final_floats != 0 && h.final_floats != final_floats()) refuse("its last row has the wrong length");
-  const size_t window = state_.window_bytes(state_.position()), floats = h.final_floats;
-  if (bytes != sizeof h + window + floats * sizeof(float) + h.drafter_bytes)
-    refuse("expected " + std::to_string(sizeof h + window + floats * sizeof(float) + h.drafter_bytes) + " bytes, got " +
-           std::to_string(bytes));
-  state_.import_window(data + sizeof h);
+  const size_t floats = h.final_floats;
+  const size_t want = sizeof h + state_.window_bytes(state_.position()) + floats * sizeof(float) + h.drafter_bytes;
+  if (bytes != want) refuse("expected " + std::to_string(want) + " bytes, got " + std::to_string(bytes));
+  if (h.drafter_bytes != 0) refuse("it has drafter state, which this version does not know");
   final_position_ = -1;
-  if (floats == 0) return;
-  final_.resize(floats);
-  std::memcpy(final_.data(), data + sizeof h + window, floats * sizeof(float));
-  final_position_ = state_.position();
+  state_.import_window(read);
+  final_.resize(final_floats());
+  if (floats > 0) read(reinterpret_cast<uint8_t*>(final_.data()), floats * sizeof(float));
+  final_known_ = floats > 0;
+}
+
+void Session::import_frontier(const uint8_t* data, size_t bytes) {
+  import_frontier(
+      [&](uint8_t* to, size_t n) {
+        std::memcpy(to, data, n);
+        data += n;
+      },
+      bytes);
+  accept_frontier();
+}
+
+void Session::read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum) {
+  Xxh64 found;
+  import_frontier(
+      [&](uint8_t* to, size_t n) {
+        read_all(fd, offset, to, n);
+        offset += static_cast<int64_t>(n);
+        found.add(to, n);
+      },
+      bytes);
+  if (found.value() != sum) throw StoreError("[frontier] the payload is damaged (checksum); it is not used");
+  accept_frontier();
+}
+
+void Session::accept_frontier() {
+  state_.window_complete();
+  if (final_known_) final_position_ = state_.position();
 }
 
 }  // namespace ds4

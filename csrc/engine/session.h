@@ -52,6 +52,8 @@ class Session {
   // The frontier at the position: window rows, open pair, and what last_logits needs if it is known.
   std::vector<uint8_t> export_frontier() const;
   void import_frontier(const uint8_t* data, size_t bytes);
+  // The same from an open file; throws StoreError, and leaves the state without window rows, when XXH64 is not `sum`.
+  void read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum);
 
   size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
   const FeedCounters& engram_counters() const { return feed_.counters(); }
@@ -61,6 +63,8 @@ class Session {
   int64_t replay(const std::vector<int32_t>& tokens, Poll* poll);
   void run_rows(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace);
   void keep_final(int64_t n);
+  void import_frontier(const State::Reader& read, size_t bytes);
+  void accept_frontier();
   size_t final_floats() const;
   void check_tokens(const int32_t* tokens, int64_t n) const;
   void check_finite(int64_t n) const;
@@ -84,6 +88,7 @@ class Session {
   std::vector<int32_t> expected_;  // after the next run
   bool keep_entries_ = false;   // a replay: compressed rows are there already and must not change
   std::vector<float> final_;    // stream [C][D] and mix [C] after the last token
+  bool final_known_ = false;      // of a frontier that is being taken in
   int64_t final_position_ = -1;  // the position that final_ belongs to
 };
 

@@ -73,6 +73,8 @@ namespace {
                         " bytes; close other sessions or forks, or raise vm.max_map_count");
 }
 
+constexpr size_t kLargePage = size_t{2} << 20;
+
 void map_over(uint8_t* at, size_t bytes, int fd, size_t offset) {
   void* p = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(offset));
   if (p == MAP_FAILED) refuse(bytes);
@@ -83,7 +85,9 @@ void map_over(uint8_t* at, size_t bytes, int fd, size_t offset) {
 Arena::Arena(Backend& backend, size_t bytes) : backend_(backend), bytes_(bytes) { reserve(); }
 
 void Arena::reserve() {
-  base_ = static_cast<uint8_t*>(backend_.alloc(bytes_));
+  allocated_bytes_ = bytes_ + kLargePage;
+  allocated_ = static_cast<uint8_t*>(backend_.alloc(allocated_bytes_));
+  base_ = allocated_ + (-reinterpret_cast<uintptr_t>(allocated_) & (kLargePage - 1));
   owner_.assign((bytes_ + kSegment - 1) / kSegment, 0);
   if (!backend_.remappable()) return;
   const int fd = memory_file(bytes_);
@@ -93,7 +97,7 @@ void Arena::reserve() {
   try {
     map_over(base_, bytes_, fd, 0);
   } catch (...) {
-    backend_.free(base_, bytes_);
+    backend_.free(allocated_, allocated_bytes_);
     throw;
   }
   shares_ = true;
@@ -107,7 +111,7 @@ Arena::Arena(Backend& backend, const Arena& parent) : backend_(backend), bytes_(
   } catch (...) {
     if (shares_) ArenaList::get().remove(this);
     for (size_t k = 0; k < owner_.size(); ++k) release(k);
-    backend_.free(base_, bytes_);
+    backend_.free(allocated_, allocated_bytes_);
     throw;
   }
 }
@@ -154,7 +158,7 @@ void Arena::share(const Arena& parent) {
 
 Arena::~Arena() {
   if (shares_) ArenaList::get().remove(this);
-  backend_.free(base_, bytes_);
+  backend_.free(allocated_, allocated_bytes_);
   if (!shares_) return;
   // A layer that nobody else holds gives its memory back as a whole.
   for (size_t k = 0; k < owner_.size(); ++k)
@@ -210,6 +214,27 @@ void Arena::copy_segment(size_t k) {
   layers_[to]->users[k].store(1, std::memory_order_relaxed);
   release(k);
   owner_[k] = static_cast<uint16_t>(to + 1);
+}
+
+void Arena::take_large_pages(const void* p, size_t n) {
+#ifdef __linux__
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1
+  constexpr size_t kPer = kLargePage / kSegment;
+  if (!shares_ || !first_is_mine_) return;
+  const size_t begin = static_cast<size_t>(static_cast<const uint8_t*>(p) - base_), end = begin + n;
+  for (size_t b = begin / kLargePage; b * kLargePage < end; ++b) {
+    const size_t at = b * kLargePage;
+    const size_t covered = std::min(end, at + kLargePage) - std::max(begin, at);
+    if (covered < kLargePage / 4 || at + kLargePage > bytes_) continue;
+    bool untouched = true;
+    for (size_t k = b * kPer; k < (b + 1) * kPer; ++k) untouched = untouched && owner_[k] == 0;
+    if (!untouched) continue;
+    base_[at] = 0;  // one page must be there
+    if (madvise(base_ + at, kLargePage, kCollapse) != 0) return;
+  }
+#else
+  (void)p, (void)n;
+#endif
 }
 
 Arena::Usage Arena::usage() const {

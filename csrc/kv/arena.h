@@ -35,6 +35,9 @@ class Arena {
   // Must be called before bytes from p on are written: gives this arena its own copy of segments that others use.
   void own(const void* p, size_t n);
 
+  // Before much is written at once: takes large pages for the untouched part of a range, where the system has them.
+  void take_large_pages(const void* p, size_t n);
+
   struct Usage {
     size_t own = 0;     // bytes of segments that only this arena uses
     size_t shared = 0;  // bytes of segments that forks use as well
@@ -60,7 +63,9 @@ class Arena {
   size_t bytes_ = 0;
   bool shares_ = false;
   bool first_is_mine_ = true;  // false in a child process: its parent fills the first layer
-  uint8_t* base_ = nullptr;
+  uint8_t* allocated_ = nullptr;
+  size_t allocated_bytes_ = 0;
+  uint8_t* base_ = nullptr;  // at a large page's boundary
   std::vector<uint16_t> owner_;  // per segment: 1 + index into layers_, 0 while untouched
   std::vector<std::shared_ptr<Layer>> layers_;
   std::vector<uint16_t> own_;  // the layers that this arena made; only these give it new segments

@@ -79,6 +79,11 @@ void State::begin_restore(int64_t keep) {
   imported_ = keep;
 }
 
+void State::expect_rows(int64_t end) {
+  if (end > imported_ && end <= context_)
+    for (const Section& s : sections(imported_, end)) arena_.take_large_pages(s.data, s.bytes);
+}
+
 std::vector<Section> State::import_target(int64_t begin, int64_t end) {
   if (begin < 0 || begin > imported_ || end <= begin || end > context_)
     throw StateError("[restore] rows of positions " + std::to_string(begin) + " .. " + std::to_string(end) +
@@ -101,18 +106,22 @@ void State::import_rows(int64_t begin, int64_t end, const uint8_t* data, size_t 
   imported_ = std::max(imported_, end);
 }
 
+void read_all(int fd, int64_t offset, uint8_t* to, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = pread(fd, to + done, bytes - done, static_cast<off_t>(offset + static_cast<int64_t>(done)));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0)
+      throw StoreError("[restore] the file ends at offset " + std::to_string(offset + static_cast<int64_t>(done)) + ", " +
+                       std::to_string(bytes - done) + " bytes early");
+    done += static_cast<size_t>(got);
+  }
+}
+
 uint64_t State::read_rows(int fd, int64_t offset, int64_t begin, int64_t end) {
   Xxh64 sum;
   for (const Section& s : import_target(begin, end)) {
-    for (size_t done = 0; done < s.bytes;) {
-      const ssize_t got = pread(fd, s.data + done, s.bytes - done, static_cast<off_t>(offset));
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0)
-        throw StoreError("[restore] the file ends at offset " + std::to_string(offset) + ", " +
-                         std::to_string(s.bytes - done) + " bytes early");
-      done += static_cast<size_t>(got);
-      offset += got;
-    }
+    read_all(fd, offset, s.data, s.bytes);
+    offset += static_cast<int64_t>(s.bytes);
     sum.add(s.data, s.bytes);
   }
   imported_ = std::max(imported_, end);
@@ -153,26 +162,30 @@ void State::export_window(uint8_t* out) const {
   }
 }
 
-void State::import_window(const uint8_t* in) {
-  const int64_t first = window_first(position()), n = position() - first;
+void State::import_window(const Reader& read) {
+  const int64_t at = position(), first = window_first(at), n = at - first;
   save_marks();
+  low_ = high_ = pending_low_ = at;  // not ready, should reading fail
   for (int l = 0; l < shape_.n_layers; ++l) {
     const RowRing ring = window(l);
     own_ring(ring, first, n);
-    for (int64_t p = first; p < position(); ++p, in += ring.row_bytes)
-      std::memcpy(ring.row(p), in, static_cast<size_t>(ring.row_bytes));
+    for (int64_t p = first; p < at;) {  // up to the end of the ring at once
+      const int64_t run = std::min(at - p, ring.capacity - p % ring.capacity);
+      read(ring.row(p), static_cast<size_t>(run * ring.row_bytes));
+      p += run;
+    }
   }
-  low_ = first;
-  high_ = pending_low_ = position();
-  if (position() % 2 == 0) return;
-  for (int i = 0; i < shape_.n_sources(); ++i) {
-    const RowRing ring = pending(i);
+  for (int i = 0; i < shape_.n_sources() && at % 2 == 1; ++i) {
     if (shape_.ratio[shape_.source_layer[i]] != 2) continue;
-    own_ring(ring, position() - 1, 1);
-    std::memcpy(ring.row(position() - 1), in, static_cast<size_t>(ring.row_bytes));
-    in += ring.row_bytes;
+    const RowRing ring = pending(i);
+    own_ring(ring, at - 1, 1);
+    read(ring.row(at - 1), static_cast<size_t>(ring.row_bytes));
   }
-  pending_low_ = position() - 1;
+}
+
+void State::window_complete() {
+  low_ = window_first(position());
+  pending_low_ = position() % 2 == 1 ? position() - 1 : position();
 }
 
 }  // namespace ds4

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -32,6 +33,9 @@ struct Section {
   uint8_t* data;
   size_t bytes;
 };
+
+// Reads exactly so many bytes of a file. Throws StoreError when it ends early.
+void read_all(int fd, int64_t offset, uint8_t* to, size_t bytes);
 
 class State {
  public:
@@ -86,6 +90,8 @@ class State {
   // A restore: keeps the rows of the first `keep` tokens, takes rows in ascending order, then all the tokens. The
   // state is not ready afterwards.
   void begin_restore(int64_t keep);
+  // Says how far rows will come, so that memory is taken at once.
+  void expect_rows(int64_t end);
   void import_rows(int64_t begin, int64_t end, const uint8_t* data, size_t bytes);
   // The same from an open file; returns the XXH64 of what was read. Throws StoreError when the file ends early.
   uint64_t read_rows(int fd, int64_t offset, int64_t begin, int64_t end);
@@ -93,7 +99,10 @@ class State {
   // Window rows in front of position(), the open pair's rows. Layout: window_bytes().
   size_t window_bytes(int64_t position) const;
   void export_window(uint8_t* out) const;
-  void import_window(const uint8_t* in);
+  // Takes them piece by piece; the state is ready after window_complete().
+  using Reader = std::function<void(uint8_t* to, size_t bytes)>;
+  void import_window(const Reader& read);
+  void window_complete();
 
   // For benchmarks: window rings full of whatever fill(data, bytes) writes.
   template <class F>

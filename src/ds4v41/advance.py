@@ -11,6 +11,7 @@ from .errors import StoreError
 from .kvstore.find import Found
 from .kvstore.format import Prefixes
 from .kvstore.results import PutResult
+from .kvstore.store import FRESH
 from .reuse import Choice, choose, common_prefix, why_not_more
 
 if TYPE_CHECKING:
@@ -94,12 +95,13 @@ def _restore(
     return position
 
 
-def checkpoint(session: Session) -> PutResult | None:
-    """Store what is new of the session's state, if it has a store."""
+def checkpoint(session: Session, branch: bool = False) -> PutResult | None:
+    """Store what is new of the session's state, if it has a store. branch: others will go on from here as well."""
     store = session._store
     if store is None or session.closed or session.position == 0 or not session._ext.ready:
         return None
     tokens = np.asarray(session._ext.tokens, np.int32)
-    result = store.put(session._ext, Prefixes(session._root(), tokens), session.model.numerics_id)
+    weight = BRANCH_WEIGHT if branch else FRESH
+    result = store.put(session._ext, Prefixes(session._root(), tokens), session.model.numerics_id, weight=weight)
     session._stats.stored = result
     return result

@@ -101,12 +101,13 @@ class TokenStream:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_id: int | None = None
+        self.shared = 0  # tokens that other prompts begin with as well
         self._epoch: int | None = None
 
     def __iter__(self) -> Iterator[tuple[Draw, int]]:
         """(draw, its position) of each token, stop ids excluded; sets `finish_reason` at the end."""
         session, options, stats = self.session, self.options, self.session.stats
-        row = session.advance_to(self.prompt, options.progress)
+        row = session.advance_to(self.prompt, options.progress, self.shared)
         epoch = self._epoch = session.epoch
         history = self.sampler.new_history(self.prompt) if options.sampling.needs_history else None
         while len(self.tokens) < self.limit:

@@ -160,31 +160,38 @@ class Session:
             )
 
     def _append(
-        self, ids: NDArray[np.int32], logits: LogitsChoice | None, cached: int, progress: ProgressCallback | None
+        self,
+        ids: NDArray[np.int32],
+        logits: LogitsChoice | None,
+        cached: int,
+        progress: ProgressCallback | None,
+        shared: int = 0,
     ) -> NDArray[np.float32] | None:
         self._last_row = None
-
         kept = self.position
 
         def done(n: int, seconds: float) -> None:
             nonlocal kept
             self._stats.add_prefill(n, seconds)
-            if self.position - kept >= CHECKPOINT_TOKENS:
+            if self.position == shared or self.position - kept >= CHECKPOINT_TOKENS:
                 kept = self.position
-                checkpoint(self)
+                checkpoint(self, branch=kept == shared)
 
         n_vocab = self._model.config.vocab_size
-        rows = run_prefill(self._ext, ids, logits, n_vocab, self._chunk, cached, progress, done)
+        rows = run_prefill(self._ext, ids, logits, n_vocab, self._chunk, cached, progress, done, shared - kept)
         if kept != self.position:
             checkpoint(self)
         if rows is not None:
             self._last_row = (self.position, rows[-1])
         return rows
 
-    def advance_to(self, ids: NDArray[np.int32], progress: ProgressCallback | None = None) -> NDArray[np.float32]:
+    def advance_to(
+        self, ids: NDArray[np.int32], progress: ProgressCallback | None = None, shared: int = 0
+    ) -> NDArray[np.float32]:
         """Make the session hold exactly `ids` [n], reusing the common prefix; the logits after the last: [vocab].
 
-        `stats.reused` and `stats.why` say what was reused and why not more.
+        shared: how many tokens other conversations begin with as well (a system prompt): the store gets a checkpoint
+        there. `stats.reused` and `stats.why` say what was reused and why not more.
         """
         if len(ids) > self.context:
             raise ContextError(
@@ -199,7 +206,7 @@ class Session:
             logits = np.asarray(self._ext.last_logits(), np.float32) if known is None else known
             self._last_row = (keep, logits)
             return logits
-        self._append(ids[keep:], "last", keep, progress)
+        self._append(ids[keep:], "last", keep, progress, shared)
         assert self._last_row is not None
         return self._last_row[1]
 

@@ -15,7 +15,7 @@ from ds4v41.synth import tiny_config, write_official
 WINDOW, LAYERS = 8, 5
 CONE = LAYERS * (WINDOW - 1) + 1  # tokens that a replay runs at most
 
-SHAPE = dict(
+SHAPE = dict(  # noqa: C408
     vocab_size=320, hidden_size=64, moe_intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=2,
     head_dim=32, qk_rope_head_dim=16, q_lora_rank=32, o_lora_rank=32, o_groups=2, max_position_embeddings=1 << 17,
     sliding_window=WINDOW, n_routed_experts=4, num_experts_per_tok=2, compress_ratios=(0, 2, 2, 1, 1),

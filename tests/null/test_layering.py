@@ -155,10 +155,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ext", "errors"),
     ("checks", "results", "stops", "tokenizer_spec", "aio", "atomic"),
     ("tokenizer", "sampling", "checkpoint", "manifest", "download"),
-    ("chat", "weights", "prefill", "synth_tokenizer"),
-    ("memory", "drafter", "kvstore", "engram", "ledger", "synth"),
-    ("decode", "generation"),
-    ("chatting",),
+    ("chat", "weights", "weights_id", "prefill", "synth_tokenizer"),
+    ("memory", "drafter", "engram", "ledger", "synth"),
+    ("kvstore",),
+    ("decode", "generation", "reuse", "saved"),
+    ("chatting", "advance"),
     ("session",),
     ("model",),
     ("inspect", "pull", "verify", "bench"),
@@ -166,7 +167,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {module: i for i, row in enumerate(LAYERS) for module in row}
 EXT_USERS = frozenset({"model", "session", "prefill", "memory", "weights", "sampling", "checkpoint", "drafter",
-                       "kvstore", "engram", "ledger", "bench", "generation", "decode", "verify"})  # fmt: skip
+                       "kvstore", "engram", "ledger", "bench", "generation", "decode", "verify", "saved"})  # fmt: skip
 """Modules that may talk to the extension. Everything else goes through these."""
 
 

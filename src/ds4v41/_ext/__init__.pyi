@@ -244,6 +244,9 @@ class Session:
         Keeps the rows of the first tokens and drops the rest; rows may follow.
         """
 
+    def expect_rows(self, end: int) -> None:
+        """Rows of so many tokens are about to come."""
+
     def import_rows(self, begin: int, end: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
     def read_rows(self, fd: int, offset: int, begin: int, end: int) -> int:
@@ -260,6 +263,9 @@ class Session:
         """Window rows, open pair and last row at the position: uint8 array."""
 
     def import_frontier(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def read_frontier(self, fd: int, offset: int, bytes: int, sum: int) -> None:
+        """import_frontier from an open file whose XXH64 must be `sum`."""
 
     @property
     def own_bytes(self) -> int:

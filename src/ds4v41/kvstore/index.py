@@ -26,6 +26,8 @@ CREATE TABLE IF NOT EXISTS reservations(
 INSERT OR IGNORE INTO meta VALUES ('version', 1), ('tick', 0), ('written', 0);
 """
 WAL_BYTES = 64 << 10
+Use = tuple[Sequence[bytes], float, float, float]
+"""(objects, gain, factor, least): a score s becomes the larger of `least` and s * factor + gain."""
 _ITEM = "id, kind, parent, node, begin, end, bytes, score, tick"
 
 
@@ -46,7 +48,7 @@ class Index:
             if self.path is not None:
                 db.execute("PRAGMA journal_mode=WAL")
                 db.execute("PRAGMA synchronous=NORMAL")
-                db.execute("PRAGMA wal_autocheckpoint=16")
+                db.execute("PRAGMA wal_autocheckpoint=512")
                 db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
                 os.chmod(self.path, 0o600)
             with _begun(db):
@@ -129,7 +131,7 @@ class Index:
 
     # ---- changes -------------------------------------------------------------------------------------------------
 
-    def insert(self, headers: Iterable[Header], weight: float = 1.0, db: sqlite3.Connection | None = None) -> None:
+    def insert(self, headers: Iterable[Header], weight: float = 2.0, db: sqlite3.Connection | None = None) -> None:
         """Objects whose files are in place."""
         if db is None:
             with self.writing() as own:
@@ -149,23 +151,25 @@ class Index:
         with self.writing() as db:
             db.executemany("DELETE FROM objects WHERE id=?", [(n,) for n in names])
 
-    def touch(self, names: Sequence[bytes], weight: float = 1.0) -> None:
-        """A use: time goes on by one tick, and these objects gain `weight`; with 0 they are as good as new."""
-        with self.writing() as db:
+    def touch(self, uses: Iterable[Use], db: sqlite3.Connection) -> None:
+        """Uses of objects: with each, time goes on by one tick."""
+        for names, gain, factor, least in uses:
             now = db.execute("UPDATE meta SET value=value+1 WHERE key='tick' RETURNING value").fetchone()[0]
             for name in names:
                 row = db.execute("SELECT score, tick FROM objects WHERE id=?", (name,)).fetchone()
                 if row is not None:
-                    score = max(1.0, decayed(row[0], row[1], now) + weight)
+                    score = max(least, decayed(row[0], row[1], now) * factor + gain)
                     db.execute("UPDATE objects SET score=?, tick=? WHERE id=?", (score, now, name))
 
     def used(self, db: sqlite3.Connection) -> int:
-        """Bytes of all objects, and those that writers have reserved; forgets reservations of dead processes."""
-        for rid, host, pid in db.execute("SELECT id, host, pid FROM reservations").fetchall():
-            if host == HOST and not alive(pid):
+        """Bytes of all objects, and those that living writers have reserved; in a transaction forgets those of dead ones."""
+        total = int(db.execute("SELECT COALESCE(SUM(bytes), 0) FROM objects").fetchone()[0])
+        for rid, host, pid, size in db.execute("SELECT id, host, pid, bytes FROM reservations").fetchall():
+            if host != HOST or alive(pid):
+                total += size
+            elif db.in_transaction:
                 db.execute("DELETE FROM reservations WHERE id=?", (rid,))
-        objects = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM objects").fetchone()[0]
-        return int(objects + db.execute("SELECT COALESCE(SUM(bytes), 0) FROM reservations").fetchone()[0])
+        return total
 
     def shrink(self) -> None:
         """Bring the log back into the index file when it has grown beyond its limit."""

@@ -21,7 +21,7 @@ from ..memory import human
 from .files import HOST, Files, closing_fd, disk_bytes
 from .find import Found, find
 from .format import BLOCK, FULL, KIND_NAMES, PAGE, Header, Prefixes, checksum
-from .index import Index
+from .index import Index, Use
 from .memory_files import MemoryFiles
 from .policy import Item, off_ladder, victims
 from .results import PruneResult, PutResult, StoreStats, VerifyResult
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ds4v41.kvstore")
 RESCAN_PUTS = 64
+USES_AT_ONCE = 64
+FRESH = 2.0
+"""Score of what has just been put."""
 MARGIN = 256 << 10
 """Room that a put leaves for what the index grows by."""
 _New = tuple[Header, NDArray[np.int32], NDArray[np.uint8]]
@@ -58,8 +61,8 @@ class KVStore:
         self._lock = threading.RLock()
         self._damaged: list[str] = []
         self._restored = 0
+        self._uses: list[Use] = []
         self._puts = 0
-        self.read_only = False
         self._open()
         self.budget = self._given or (1 << 30 if self.path is None else default_budget(self.path, self._overhead()))
         self._warn_once()
@@ -95,6 +98,8 @@ class KVStore:
     def load(self, session: _ext.Session, pages: Sequence[Item]) -> None:
         """Put the rows of pages into a session that is being restored. Raises StoreError at the first page that is
         damaged or gone, after dropping it."""
+        if pages:
+            session.expect_rows(pages[-1].end)
         for page in pages:
             with self._dropping(page):
                 if isinstance(self._files, MemoryFiles):
@@ -117,7 +122,15 @@ class KVStore:
     def load_frontier(self, session: _ext.Session, frontier: Item) -> None:
         """Put window rows into a session at the frontier's position. Raises StoreError as `load`."""
         with self._dropping(frontier):
-            session.import_frontier(self._files.payload(frontier.id, frontier.kind))
+            if isinstance(self._files, MemoryFiles):
+                session.import_frontier(self._files.payload(frontier.id, frontier.kind))
+                return
+            fd, header = self._files.open(frontier.id, frontier.kind)
+            with closing_fd(fd):
+                try:
+                    session.read_frontier(fd, header.payload_offset, header.payload_bytes, header.payload_sum)
+                except StoreError as error:
+                    raise StoreError(f"{header.source}: {error}") from None
 
     @contextlib.contextmanager
     def _dropping(self, item: Item) -> Iterator[None]:
@@ -136,15 +149,23 @@ class KVStore:
                 log.warning("dropped a damaged %s", text)
             raise StoreError(str(error)) from error
 
-    def touch(self, items: Sequence[Item], weight: float = 1.0) -> None:
-        """These were useful: they stay longer. Never raises."""
-        with contextlib.suppress(sqlite3.Error):
-            self._index.touch([item.id for item in items], weight)
+    def touch(self, items: Sequence[Item], gain: float = 1.0, factor: float = 1.0, least: float = FRESH) -> None:
+        """These were useful: they stay longer. Written down with the next put, or when some have come together."""
+        with self._lock:
+            self._uses.append(([item.id for item in items], gain, factor, least))
+            if len(self._uses) >= USES_AT_ONCE:
+                self._write_uses()
+
+    def _write_uses(self) -> None:
+        uses, self._uses = self._uses, []
+        if uses:
+            with contextlib.suppress(sqlite3.Error), self._index.writing() as db:
+                self._index.touch(uses, db)
 
     # ---- putting -----------------------------------------------------------------------------------------------
 
     def put(
-        self, session: _ext.Session, prefixes: Prefixes, numerics: str, *, frontier: bool = True, weight: float = 1.0
+        self, session: _ext.Session, prefixes: Prefixes, numerics: str, *, frontier: bool = True, weight: float = FRESH
     ) -> PutResult:
         """Store what is new of a session's state: the rows behind the deepest stored position, and a frontier.
 
@@ -171,11 +192,12 @@ class KVStore:
             new.append(self._new_frontier(session, prefixes, numerics))
         path = [*found.pages, *found.frontiers.values()]
         if not new:
-            self.touch(found.pages, 0.0)
+            self.touch([*found.pages, *([found.frontiers[position]] if frontier else [])], 0.0)
             return PutResult(position, True, why="it was stored before")
         self._puts += 1
         if self._puts % RESCAN_PUTS == 0:
             self._upkeep.adopt()
+        self._write_uses()
         need = sum(disk_bytes(header.file_bytes) for header, _, _ in new)
         thinned = self._thin(found, position)
         reservation, deleted, fits = self._make_room(need, {item.id for item in path} - thinned)
@@ -190,6 +212,9 @@ class KVStore:
                 db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
             raise
         self.touch(found.pages, 0.0)
+        # What lies behind the tip is needed less: it is there for rewinds only.
+        behind = [f for p, f in found.frontiers.items() if p < position and f.value(f.tick) <= FRESH]
+        self.touch(behind, 0.0, 0.5, 0.0)
         return PutResult(position, True, size, deleted + len(thinned))
 
     def _new_pages(
@@ -219,7 +244,7 @@ class KVStore:
     def _thin(self, found: Found, tip: int) -> set[bytes]:
         """Frontiers of this chain that its ladder has no place for any more."""
         now = self._index.tick()
-        kept = [p for p, item in found.frontiers.items() if item.value(now) > 1.5]  # others came this way too
+        kept = [p for p, item in found.frontiers.items() if item.value(now) > FRESH]  # others came this way too
         gone = [found.frontiers[p] for p in off_ladder([*found.frontiers, tip], tip, kept)]
         if gone:
             self._index.delete([item.id for item in gone])
@@ -296,7 +321,7 @@ class KVStore:
         return self._upkeep.overhead + self._files.folder_bytes() + self._index.file_bytes()
 
     def _usage(self) -> int:
-        with self._index.writing() as db:
+        with self._index.reading() as db:
             return self._index.used(db) + self._overhead()
 
     def stats(self) -> StoreStats:
@@ -329,20 +354,37 @@ class KVStore:
         Also removes what dead writers left, and takes in objects that the index does not know."""
         limit = self.budget if budget is None else parse_size("budget", budget)
         with self._lock:
+            self._write_uses()
             adopted = self._upkeep.adopt()
             leftovers = [] if dry_run else self._upkeep.sweep()
-            with self._index.writing() as db:
-                over = self._index.used(db) + self._overhead() + min(MARGIN, limit // 16) - limit
-                chosen = victims(self._index.items(), over, (), self._index.tick())
-                if chosen and not dry_run:
-                    db.executemany("DELETE FROM objects WHERE id=?", [(item.id,) for item in chosen])
-            if chosen and not dry_run:
-                for item in chosen:
-                    self._files.remove(item.id, item.kind)
-                self._index.shrink()
+            chosen = self._surplus(limit)
+            if not dry_run:
+                self._delete(chosen)
             names = tuple(f"{KIND_NAMES[i.kind]} {i.begin}-{i.end} {i.id.hex()[:16]}" for i in chosen)
             freed = sum(item.bytes for item in chosen)
             return PruneResult(dry_run, names, freed, adopted, len(leftovers), self._usage(), limit)
+
+    def _surplus(self, limit: int) -> list[Item]:
+        """What has to go so that the store takes `limit` bytes."""
+        with self._index.reading() as db:
+            over = self._index.used(db) + self._overhead() + min(MARGIN, limit // 16) - limit
+            return victims(self._index.items(), over, (), self._index.tick())
+
+    def _delete(self, items: Sequence[Item]) -> None:
+        """Delete objects: first the rows, so that no other process counts on the files; on a disk that is full to the
+        last byte, where the index cannot write either, first the files (others will then miss them)."""
+        if not items:
+            return
+        names = [item.id for item in items]
+        try:
+            self._index.delete(names)
+        except sqlite3.OperationalError:
+            for item in items:
+                self._files.remove(item.id, item.kind)
+            self._index.delete(names)
+        for item in items:
+            self._files.remove(item.id, item.kind)
+        self._index.shrink()
 
     def verify(self) -> VerifyResult:
         """Read every object and compare every checksum; deletes nothing."""
@@ -359,6 +401,7 @@ class KVStore:
 
     def close(self) -> None:
         """Close the index; the store stays on disk."""
+        self._write_uses()
         self._index.close()
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import stat as stat_module
 from pathlib import Path
 
@@ -64,10 +65,13 @@ class Upkeep:
                 fd, header = self.files.open(name, PAGE if path.suffix == ".page" else _kind_of(path))
                 os.close(fd)
                 headers.append(header)
-        if headers:
+        if not headers:
+            return 0
+        with contextlib.suppress(sqlite3.OperationalError):  # a full disk: they count as overhead until there is room
             self.index.insert(headers)
             self.scan()
-        return len(headers)
+            return len(headers)
+        return 0
 
     def sweep(self) -> list[Path]:
         """Delete what dead writers left aside."""
