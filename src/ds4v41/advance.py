@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 MAX_TRIES = 32
-WORTH_A_LOOK = 16
+WORTH_A_LOOK = 2
 """The store is asked when more tokens than this would have to be run."""
 BRANCH_WEIGHT = 4.0
 
