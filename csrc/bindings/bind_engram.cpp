@@ -198,6 +198,7 @@ void bind_engram(nb::module_& m) {
       .def_prop_ro("in_memory", [](const Engram& e) { return e.options().ram; })
       .def_prop_ro("direct", [](const Engram& e) { return e.options().direct; })
       .def_prop_ro("cache_bytes", [](const Engram& e) { return e.cache().bytes(); })
+      .def_prop_ro("cache_budget", [](const Engram& e) { return e.options().cache_bytes; })
       .def_prop_ro("cache_rows", [](const Engram& e) { return e.cache().n_rows(); })
       .def_prop_ro("cached", [](const Engram& e) { return e.cache().used(); })
       .def_prop_ro("most_threads", [](const Engram& e) { return e.options().threads; })

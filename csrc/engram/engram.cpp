@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kFew = 512;               // rows that the caller looks up itself
 constexpr int64_t kGapBytes = 4096;        // a read may bring this much that nobody wants, rather than be two
-constexpr int64_t kSpanBytes = 128 << 10;  // most bytes of one read
+constexpr int64_t kSpanBytes = 32 << 10;  // most bytes of one read
 constexpr int64_t kGrain = 16;             // reads that a thread takes at a time from a large request
 
 uint64_t key_of(int table, int64_t row) {

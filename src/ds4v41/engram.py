@@ -58,12 +58,12 @@ class EngramOptions:
         return self.threads if self.threads is not None else max(8, min(MOST_READS, 8 * (os.cpu_count() or 1)))
 
     def cache_bytes(self, tables: int) -> int:
-        """Budget of the hot rows; by default a 64th of the free memory, at most 4 GiB and at most the tables."""
+        """Budget of the hot rows; by default a 64th of the free memory, at most 4 GiB and an eighth of the tables."""
         if self.mode == "ram":
             return 0
         if self.cache is not None:
             return self.cache
-        return min(available_memory() // CACHE_SHARE, MOST_CACHE, tables)
+        return min(available_memory() // CACHE_SHARE, MOST_CACHE, tables // 8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Model:
         self._activations = activations
         self._weights = weights
         self._engram_bytes = 0 if engram is None else engram.bytes
-        self._engram_memory = 0 if engram is None else (engram.bytes if engram.in_memory else engram.cache_bytes)
+        self._engram_memory = 0 if engram is None else (engram.bytes if engram.in_memory else engram.cache_budget)
 
     @classmethod
     def open(
@@ -82,7 +82,8 @@ class Model:
         engram_path: the tables are elsewhere, on a faster disk for example: a copy of the checkpoint's folder or file,
             or a folder with the shards that hold them; the checkpoint itself may then lack them.
         engram_cache: bytes for rows that are read often, a number or text such as "2 GiB"; None takes a 64th of the
-            free memory, at most 4 GiB; 0 has none. Neither this nor any other Engram option changes a result.
+            free memory, at most 4 GiB and an eighth of the tables; 0 has none. Neither this nor any other Engram option
+            changes a result.
         engram_threads: most reads at the same time; None takes up to 32.
         engram_direct: read around the system's page cache, so that rows do not push weights out of it.
         check: read all weights now and refuse NaN and infinity, naming the tensor.
@@ -345,7 +346,7 @@ class Model:
             "layers, experts": f"{c.num_hidden_layers}, {c.n_routed_experts} (top {c.num_experts_per_tok})",
             "context": f"{c.max_position_embeddings:,}",
             "weights": human(self._weights),
-            "Engram": f"{human(self._engram_bytes)}, {human(self._engram_memory)} in memory",
+            "Engram on disk": human(self._engram_bytes),
             "back end": "closed" if self._ext is None else f"{self.backend}, {self.threads} threads",
             "activations": self._activations,
         }

@@ -136,7 +136,7 @@ class Stats:
     total_reused: int = 0
     total_prefilled: int = 0
     total_decoded: int = 0
-    engram_wait: float = 0.0
+    engram_wait: float = field(default=0.0, repr=False)
     """Seconds that layers of this session waited for Engram rows, in all: what the disk cost. `Model.engram` has the
     rest."""
     drafter: DrafterStats | None = field(default=None, repr=False)

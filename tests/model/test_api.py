@@ -56,8 +56,6 @@ OPEN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"threads": "2"}, OptionError, "threads"),
     ({"threads": 10**9}, OptionError, "threads"),
     ({"engram": "gpu"}, OptionError, "engram"),
-    ({"engram": "ram"}, OptionError, "engram"),
-    ({"engram_path": "somewhere"}, OptionError, "engram_path"),
     ({"check": 1}, OptionError, "check"),
     ({"progress": 5}, OptionError, "progress"),
     ({"thread": 2}, TypeError, "thread"),

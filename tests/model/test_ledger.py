@@ -111,5 +111,5 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert '"file_bytes"' in capsys.readouterr().out
     assert main(["bench", "decode", "-m", str(out), "--context", "20", "--steps", "2", "--ledger"]) == 0
     assert "attn_out" in capsys.readouterr().out
-    assert main(["bench", "ab", "-m", str(out)]) == 2
+    assert main(["bench", "ab", "-m", str(out), "--a", "x=1", "--b", "threads=1"]) == 2
     assert main(["synth", str(out), "--shape", "tiny", "--layers", "3"]) == 2

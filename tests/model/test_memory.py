@@ -110,7 +110,7 @@ def test_weights_are_counted_as_they_lie_in_the_file() -> None:
     plan, _ = nano().plan()
     size = sum(file.stat().st_size for file in nano().path.glob("*.safetensors"))
     assert plan.weights + plan.engram_on_disk < size  # the drafter is not read
-    assert plan.total == plan.weights + plan.caches + plan.scratch
+    assert plan.total == plan.weights + plan.caches + plan.scratch + plan.engram_memory
     assert "MiB" in str(plan)
 
 

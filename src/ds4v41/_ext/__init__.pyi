@@ -64,6 +64,9 @@ class Engram:
     def cache_bytes(self) -> int: ...
 
     @property
+    def cache_budget(self) -> int: ...
+
+    @property
     def cache_rows(self) -> int: ...
 
     @property

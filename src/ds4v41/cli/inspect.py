@@ -37,6 +37,7 @@ def run(args: Namespace) -> int:
 
 def plan_memory(checkpoint: Checkpoint, context: int, activations: str = "auto") -> Mapping[str, Any]:
     """Terms of the memory plan of a session of `context` tokens, in bytes; nothing is allocated."""
+    from ..engram import EngramOptions
     from ..machine import physical_memory
     from ..memory import MAX_CHUNK, plan_session, weight_bytes
     from ..model import DEFAULT_RETAIN
@@ -46,7 +47,8 @@ def plan_memory(checkpoint: Checkpoint, context: int, activations: str = "auto")
     context = positive_int("--context", context, 1, config.max_position_embeddings)
     mode = default_activations(config, checkpoint.dialect) if activations == "auto" else activations
     weights, on_disk = weight_bytes(checkpoint)
-    plan, chunk = plan_session(config, weights, on_disk, mode, context, min(DEFAULT_RETAIN, context), MAX_CHUNK)
+    rows = EngramOptions().cache_bytes(on_disk)
+    plan, chunk = plan_session(config, weights, on_disk, mode, context, min(DEFAULT_RETAIN, context), MAX_CHUNK, rows)
     plan = replace(plan, available=physical_memory())
     return {
         "context": f"{context:,} tokens",
@@ -54,6 +56,7 @@ def plan_memory(checkpoint: Checkpoint, context: int, activations: str = "auto")
         "weights": plan.weights,
         "caches": plan.caches,
         "working memory": plan.scratch,
+        "Engram rows": plan.engram_memory,
         "total": plan.total,
         "Engram tables on disk": plan.engram_on_disk,
         "memory of this machine": plan.available,
