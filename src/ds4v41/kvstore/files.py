@@ -70,6 +70,10 @@ class Files:
         path = self.path(header.id, header.kind)
         os.replace(aside, path)
 
+    def discard(self, aside: Path) -> None:
+        """Forget what was written aside and has no name yet."""
+        aside.unlink(missing_ok=True)
+
     def sync(self) -> None:
         """Make the renames durable."""
         sync_folder(self.objects)

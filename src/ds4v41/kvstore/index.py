@@ -162,7 +162,7 @@ class Index:
                     db.execute("UPDATE objects SET score=?, tick=? WHERE id=?", (score, now, name))
 
     def used(self, db: sqlite3.Connection) -> int:
-        """Bytes of all objects, and what living writers have reserved; in a transaction forgets those of dead ones."""
+        """Bytes of all objects and of what living writers have reserved; a transaction forgets what dead ones had."""
         total = int(db.execute("SELECT COALESCE(SUM(bytes), 0) FROM objects").fetchone()[0])
         for rid, host, pid, size in db.execute("SELECT id, host, pid, bytes FROM reservations").fetchall():
             if host != HOST or alive(pid):

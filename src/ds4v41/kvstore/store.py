@@ -142,7 +142,7 @@ class KVStore:
                 raise StoreError(f"{error}: the store cannot be read now") from error
             with contextlib.suppress(OSError, sqlite3.Error):
                 self._index.delete([item.id])
-                self._files.remove(item.id, item.kind)
+                self._unlink([item])
             if not isinstance(error, FileNotFoundError):
                 text = f"{KIND_NAMES[item.kind]} of positions {item.begin:,} to {item.end:,}: {error}"
                 self._damaged.append(text)
@@ -208,8 +208,7 @@ class KVStore:
         try:
             size = self._write(new, reservation, weight)
         except BaseException:
-            with contextlib.suppress(sqlite3.Error), self._index.writing() as db:
-                db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
+            self._release(reservation)
             raise
         self.touch(found.pages, 0.0)
         # What lies behind the tip is needed less: it is there for rewinds only.
@@ -248,8 +247,7 @@ class KVStore:
         gone = [found.frontiers[p] for p in off_ladder([*found.frontiers, tip], tip, kept)]
         if gone:
             self._index.delete([item.id for item in gone])
-            for item in gone:
-                self._files.remove(item.id, item.kind)
+            self._unlink(gone)
         return {item.id for item in gone}
 
     def _make_room(self, need: int, protected: set[bytes]) -> tuple[int, int, bool]:
@@ -264,16 +262,25 @@ class KVStore:
                 if sum(item.bytes for item in chosen) < over:
                     return 0, 0, False
                 db.executemany("DELETE FROM objects WHERE id=?", [(item.id,) for item in chosen])
+            freed = sum(item.bytes for item in chosen)  # not free before the files are gone
             cursor = db.execute(
-                "INSERT INTO reservations(host, pid, bytes) VALUES (?,?,?)", (HOST, os.getpid(), need)
+                "INSERT INTO reservations(host, pid, bytes) VALUES (?,?,?)", (HOST, os.getpid(), need + freed)
             )
             reservation = int(cursor.lastrowid or 0)
         if chosen:
-            size = human(sum(item.bytes for item in chosen))
-            log.info("%s: %d objects (%s) make room", self.path or "memory", len(chosen), size)
-        for item in chosen:
-            self._files.remove(item.id, item.kind)
+            log.info("%s: %d objects (%s) make room", self.path or "memory", len(chosen), human(freed))
+            try:
+                self._unlink(chosen)
+                with self._index.writing() as db:
+                    db.execute("UPDATE reservations SET bytes=? WHERE id=?", (need, reservation))
+            except BaseException:
+                self._release(reservation)
+                raise
         return reservation, len(chosen), True
+
+    def _release(self, reservation: int) -> None:
+        with contextlib.suppress(sqlite3.Error), self._index.writing() as db:
+            db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
 
     def _write(self, new: list[_New], reservation: int, weight: float) -> int:
         before = self._files.written
@@ -281,38 +288,32 @@ class KVStore:
         try:
             for header, tokens, payload in new:
                 aside.append((self._files.write(header, tokens, payload), header))
-            while aside:
-                self._files.publish(*aside[0])
-                aside.pop(0)
-            self._files.sync()
-        except BaseException:
-            for path, _ in aside:
-                if isinstance(self._files, MemoryFiles):
-                    self._files.discard(path)
-                else:
-                    path.unlink(missing_ok=True)
-            raise
-        size = self._files.written - before
-        try:
+            size = self._files.written - before
+            # Names and rows appear under one lock, and files disappear under the same: see _unlink.
             with self._index.writing() as db:
-                self._index.insert((header for header, _, _ in new), weight, db)
+                for path, header in aside:
+                    self._files.publish(path, header)
+                self._files.sync()
+                self._index.insert((header for _, header in aside), weight, db)
                 db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
                 db.execute("UPDATE meta SET value=value+? WHERE key='written'", (size,))
-            self._index.shrink()
-        except sqlite3.Error:
-            self._withdraw([header for header, _, _ in new])
+        except BaseException:
+            for path, _ in aside:
+                self._files.discard(path)
+            with contextlib.suppress(sqlite3.Error, OSError):
+                self._unlink([header for _, header in aside])
             raise
+        self._index.shrink()
         return size
 
-    def _withdraw(self, headers: list[Header]) -> None:
-        """Files that could not be listed must not stay. (Should another process list one at this moment, it will miss
-        the file later, and drop the row.)"""
-        listed: set[bytes] = set()
-        with contextlib.suppress(sqlite3.Error):
-            listed = self._index.has([header.id for header in headers])
-        for header in headers:
-            if header.id not in listed:
-                self._files.remove(header.id, header.kind)
+    def _unlink(self, objects: Sequence[Item | Header]) -> None:
+        """Delete files that no row names. Under the lock of the index, so that nobody is just about to list one."""
+        if not objects:
+            return
+        with self._index.writing() as db:
+            for item in objects:
+                if db.execute("SELECT 1 FROM objects WHERE id=?", (item.id,)).fetchone() is None:
+                    self._files.remove(item.id, item.kind)
 
     # ---- looking after it ----------------------------------------------------------------------------------------
 
@@ -382,8 +383,7 @@ class KVStore:
             for item in items:
                 self._files.remove(item.id, item.kind)
             self._index.delete(names)
-        for item in items:
-            self._files.remove(item.id, item.kind)
+        self._unlink(items)
         self._index.shrink()
 
     def verify(self) -> VerifyResult:

@@ -68,9 +68,11 @@ class Upkeep:
         if not headers:
             return 0
         with contextlib.suppress(sqlite3.OperationalError):  # a full disk: they count as overhead until there is room
-            self.index.insert(headers)
+            with self.index.writing() as db:  # files are deleted under this lock only
+                there = [h for h in headers if self.files.path(h.id, h.kind).exists()]
+                self.index.insert(there, db=db)
             self.scan()
-            return len(headers)
+            return len(there)
         return 0
 
     def sweep(self) -> list[Path]:
