@@ -342,7 +342,7 @@ class Model:
 
         c = self.config
         rows = {
-            "path": str(self.path),
+            "path": "the nano model of the package" if self.path == NANO else str(self.path),
             "layers, experts": f"{c.num_hidden_layers}, {c.n_routed_experts} (top {c.num_experts_per_tok})",
             "context": f"{c.max_position_embeddings:,}",
             "weights": human(self._weights),
