@@ -2,6 +2,7 @@
 // The decoded value is defined in docs/numerics.md; every product below is exact or rounded once.
 #pragma once
 
+#include "cpu/iq2_patterns.h"
 #include "cpu/simd.h"
 #include "engine/weights.h"
 
@@ -104,6 +105,30 @@ struct DecQ2K {  // 84 bytes per 256: 16 (scale, min) nibble pairs, 64 bytes of 
   DS4_INLINE float at(int) const { return 0.f; }
 };
 
+// 66 bytes per 256: f16 d, then for each 32 values four pattern numbers and a word of 4 x 7 sign bits and a 4-bit scale.
+// The eighth sign of a pattern makes their number even. Value: ((d * (0.5 + scale)) * 0.25) * magnitude, all exact.
+struct DecIq2Xxs {
+  const uint8_t* p;
+  DS4_INLINE V get(int i) const {
+    const uint8_t* b = p + (i >> 8) * 66;
+    const uint8_t* q = b + 2 + ((i >> 5) & 7) * 8;
+    uint32_t word;
+    std::memcpy(&word, q + 4, 4);
+    const float d = (f16_scalar(b) * (0.5f + static_cast<float>(word >> 28))) * 0.25f;
+    constexpr float kMagnitudes[4] = {8.f, 25.f, 43.f, 0.f};
+    float t[kW];
+    for (int k = 0; k < kW; ++k) {
+      const int e = (i + k) & 31, l = e >> 3, j = e & 7;
+      const uint32_t signs = (word >> (7 * l)) & 127u;
+      const uint32_t all = signs | (static_cast<uint32_t>(__builtin_popcount(signs) & 1) << 7);
+      const float v = d * kMagnitudes[(kIq2Patterns[q[l]] >> (2 * j)) & 3];
+      t[k] = ((all >> j) & 1u) != 0 ? -v : v;
+    }
+    return v_load(t);
+  }
+  DS4_INLINE float at(int) const { return 0.f; }
+};
+
 // Calls f(make) where make(row) is the decoder of that row.
 template <class F>
 DS4_INLINE void with_decoder(const Matrix& m, F f) {
@@ -132,7 +157,7 @@ DS4_INLINE void with_decoder(const Matrix& m, F f) {
     case RowType::q2_k:
       return f([=](int r) { return DecQ2K{data + r * rb}; });
     case RowType::iq2_xxs:
-      return;  // refused when the model is opened
+      return f([=](int r) { return DecIq2Xxs{data + r * rb}; });
   }
 }
 

@@ -24,6 +24,7 @@ constexpr Format kFormats[] = {
     {"fp8_row", RowType::fp8_row, 32, 32, true}, {"fp4_row", RowType::fp4_row, 32, 16, true},
     {"q8_0", RowType::q8_0, 32, 34, false},      {"q4_k", RowType::q4_k, 256, 144, false},
     {"mxfp4", RowType::mxfp4, 32, 17, false},    {"q2_k", RowType::q2_k, 256, 84, false},
+    {"iq2_xxs", RowType::iq2_xxs, 256, 66, false},
 };
 
 const Format& format_of(RowType type) {

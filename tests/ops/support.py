@@ -31,6 +31,7 @@ COLUMN_BLOCK = {
     "mxfp4": 32,
     "q4_k": 256,
     "q2_k": 256,
+    "iq2_xxs": 256,
 }
 """All row types, and of how many columns a row must be a multiple."""
 
@@ -39,8 +40,9 @@ GGML_TYPES = {
     "mxfp4": gguf.GGMLQuantizationType.MXFP4,
     "q4_k": gguf.GGMLQuantizationType.Q4_K,
     "q2_k": gguf.GGMLQuantizationType.Q2_K,
+    "iq2_xxs": gguf.GGMLQuantizationType.IQ2_XXS,
 }
-_HALF_SCALES = {"q8_0": (34, (0,)), "q4_k": (144, (0, 2)), "q2_k": (84, (80, 82))}
+_HALF_SCALES = {"q8_0": (34, (0,)), "q4_k": (144, (0, 2)), "q2_k": (84, (80, 82)), "iq2_xxs": (66, (0,))}
 """Block bytes, and where the half-precision scales of a block stand."""
 
 

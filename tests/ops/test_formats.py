@@ -166,13 +166,13 @@ def test_ggml_blocks_decode_as_in_the_gguf_package(kind: str, rows: int, blocks:
         assert_array_equal(m.decode(isa), m.values)
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_k", "q2_k"])
+@pytest.mark.parametrize("kind", ["q8_0", "q4_k", "q2_k", "iq2_xxs"])
 def test_ggml_blocks_with_extreme_scales(kind: str) -> None:
     """Half-precision scales at their limits: largest, smallest normal, smallest subnormal, negative, zero."""
     rng = np.random.default_rng(5)
     limits = np.array([65504, -65504, 2.0**-14, -(2.0**-24), 0, -0.0], np.float16)
     base = random_stored(kind, 36, COLUMN_BLOCK[kind], rng).data.reshape(36, -1)
-    first, second = {"q8_0": (0, None), "q4_k": (0, 2), "q2_k": (80, 82)}[kind]
+    first, second = {"q8_0": (0, None), "q4_k": (0, 2), "q2_k": (80, 82), "iq2_xxs": (0, None)}[kind]
     base[:, first : first + 2] = np.repeat(limits, 6)[:, None].view(np.uint8)
     if second is not None:
         base[:, second : second + 2] = np.tile(limits, 6)[:, None].view(np.uint8)

@@ -301,7 +301,7 @@ def test_quantised_activations(n: int, hidden: int, width: int, kinds: tuple[str
     assert_rows_close(got, case.want("fp8"), EXPERTS["fp8"])
 
 
-@pytest.mark.parametrize("kind", ["q4_k", "q2_k"])
+@pytest.mark.parametrize("kind", ["q4_k", "q2_k", "iq2_xxs"])
 def test_blocks_of_256(kind: str) -> None:
     case = Case(3, 256, 512, 3, 2, (kind, "q8_0"), 8)
     (got,) = same_on_all_isas(lambda isa: case.run(backend(case.shape, "bf16", isa)))
