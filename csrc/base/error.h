@@ -25,6 +25,7 @@ DS4_ERROR(StateError);
 DS4_ERROR(NumericsError);
 DS4_ERROR(EngramError);
 DS4_ERROR(BackendError);
+DS4_ERROR(StoreError);
 DS4_ERROR(Cancelled);
 
 #undef DS4_ERROR

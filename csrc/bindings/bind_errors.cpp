@@ -31,6 +31,7 @@ void translate(const std::exception_ptr& p, void*) {
   DS4_TRANSLATE(NumericsError)
   DS4_TRANSLATE(EngramError)
   DS4_TRANSLATE(BackendError)
+  DS4_TRANSLATE(StoreError)
   DS4_TRANSLATE(Cancelled)
 #undef DS4_TRANSLATE
 }

@@ -4,70 +4,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <cstring>
-#include <mutex>
-#include <optional>
 
-#include "base/error.h"
-#include "bindings/bindings.h"
-#include "bindings/gil.h"
-#include "engine/session.h"
+#include "bindings/session_handle.h"
 
 namespace ds4::py {
 
-std::shared_ptr<const Model> model_of(nb::handle handle);
-std::shared_ptr<const DrafterModel> drafter_of(nb::handle handle);
-
 namespace {
-
-// Polled by the thread that runs: signals (Ctrl-C) and a cancel flag that any thread may set.
-class PyPoll final : public Poll {
- public:
-  PyPoll(std::atomic<bool>& cancel, nb::object tick) : cancel_(cancel), tick_(std::move(tick)) {}
-  void progress(int done, int total) override {
-    done_ = done;
-    total_ = total;
-  }
-  bool stop() override {
-    if (cancel_.load(std::memory_order_relaxed)) return true;
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::milliseconds(25)) return false;
-    last_ = now;
-    sleep_if_the_interpreter_ends();
-    nb::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() == 0 && call_tick(now)) return false;
-    raised_ = true;
-    PyErr_Fetch(&type_, &value_, &traceback_);
-    return true;
-  }
-  // With the GIL: raises what the signal handler or the callback raised.
-  void rethrow() {
-    if (!raised_) return;
-    raised_ = false;
-    PyErr_Restore(type_, value_, traceback_);
-    throw nb::python_error();
-  }
-
- private:
-  // False: the callback raised, and the error is set.
-  bool call_tick(std::chrono::steady_clock::time_point now) {
-    if (tick_.is_none() || now - last_tick_ < std::chrono::milliseconds(100)) return true;
-    last_tick_ = now;
-    PyObject* result = PyObject_CallFunction(tick_.ptr(), "ii", done_, total_);
-    Py_XDECREF(result);
-    return result != nullptr;
-  }
-
-  std::atomic<bool>& cancel_;
-  nb::object tick_;
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point last_tick_ = last_;
-  int done_ = 0, total_ = 1;
-  bool raised_ = false;
-  PyObject *type_ = nullptr, *value_ = nullptr, *traceback_ = nullptr;
-};
 
 class PyTrace final : public Trace {
  public:
@@ -120,103 +63,6 @@ class PyTrace final : public Trace {
   nb::dict out_, streams_, mixes_, after_;
 };
 
-Logits parse_logits(const std::string& name) {
-  if (name == "none") return Logits::none;
-  if (name == "last") return Logits::last;
-  if (name == "all") return Logits::all;
-  throw OptionError("[session] logits: expected none, last or all, got '" + name + "'");
-}
-
-// Guards one engine session: one call at a time, never after close().
-class SessionHandle {
- public:
-  SessionHandle(nb::object model, int64_t context, int64_t retain, int64_t chunk, nb::object drafter)
-      : model_(std::move(model)), drafter_(std::move(drafter)) {
-    session_.reset(new Session(model_of(model_), context, retain, chunk, drafter_of(drafter_)));
-  }
-
-  class Turn {
-   public:
-    explicit Turn(SessionHandle& h) : lock_(h.mutex_, std::try_to_lock) {
-      if (!lock_.owns_lock())
-        throw StateError("[session] busy in another thread; a session takes one call at a time (use fork() or another session)");
-      if (!h.session_) throw StateError("[session] this session is closed");
-    }
-
-   private:
-    std::unique_lock<std::mutex> lock_;
-  };
-
-  Session& session() { return *session_; }
-  const Shape& shape() const { return model_of(model_)->shape; }
-
-  std::optional<Out<float>> run(const Tokens& tokens, const std::string& logits, PyTrace* trace, nb::object tick) {
-    const Turn turn(*this);
-    const Logits want = parse_logits(logits);
-    const size_t rows = want == Logits::all ? tokens.size() : (want == Logits::last ? 1 : 0);
-    auto out = make_array<float>({rows, static_cast<size_t>(session_->model().shape.vocab)});
-    guarded(std::move(tick), [&](Poll* poll) {
-      session_->run(tokens.data(), static_cast<int64_t>(tokens.size()), want, out.data(), poll, trace);
-    });
-    return rows == 0 ? std::nullopt : std::optional(std::move(out));
-  }
-
-  void draft_start(int32_t anchor, int n_rows) {
-    const Turn turn(*this);
-    guarded(nb::none(), [&](Poll* poll) { drafter().start(anchor, n_rows, poll); });
-  }
-
-  nb::tuple draft_row(int i, int32_t previous) {
-    const Turn turn(*this);
-    auto out = make_array<float>({static_cast<size_t>(session_->model().shape.vocab)});
-    Drafter::Signals signals{};
-    {
-      const nb::gil_scoped_release release;
-      signals = drafter().row(i, previous, out.data());
-    }
-    return nb::make_tuple(out, signals.confidence, signals.top);
-  }
-
-  Drafter& drafter() {
-    if (session_->drafter() == nullptr) throw StateError("[draft] this session has no drafter");
-    return *session_->drafter();
-  }
-
-  void truncate(int64_t position) {
-    const Turn turn(*this);
-    guarded(nb::none(), [&](Poll* poll) { session_->truncate(position, poll); });
-  }
-
-  void close() {
-    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) throw StateError("[session] cannot close: busy in another thread; cancel() it first");
-    session_.reset();
-  }
-
-  void cancel() { cancel_.store(true, std::memory_order_relaxed); }
-  void clear_cancel() { cancel_.store(false, std::memory_order_relaxed); }
-  bool closed() const { return session_ == nullptr; }
-
- private:
-  template <class F>
-  void guarded(nb::object tick, F f) {
-    PyPoll poll(cancel_, std::move(tick));
-    try {
-      const GilRelease release;
-      f(&poll);
-    } catch (const Cancelled&) {
-      poll.rethrow();
-      throw;
-    }
-    poll.rethrow();
-  }
-
-  nb::object model_, drafter_;  // keep the weights mapped
-  std::unique_ptr<Session, LeakInFork<Session>> session_;
-  std::mutex mutex_;
-  std::atomic<bool> cancel_{false};
-};
-
 nb::object ledger_of(const Session& s) {
   const Ledger* ledger = s.ledger();
   if (ledger == nullptr) return nb::none();
@@ -233,14 +79,6 @@ nb::object ledger_of(const Session& s) {
   return std::move(out);
 }
 
-template <class F>
-auto with(F f) {
-  return [f](SessionHandle& h) {
-    const SessionHandle::Turn turn(h);
-    return f(h.session());
-  };
-}
-
 template <class... A, class M>
 auto with2(M member) {
   return [member](SessionHandle& h, A... a) {
@@ -255,8 +93,8 @@ void bind_session(nb::module_& m) {
   nb::class_<Mark>(m, "Mark", "A position that a session can come back to.")
       .def_ro("position", &Mark::position)
       .def_ro("valid", &Mark::valid);
-  nb::class_<SessionHandle>(m, "Session", "State and runs of one session.")
-      .def(nb::init<nb::object, int64_t, int64_t, int64_t, nb::object>(), nb::arg("model"), nb::arg("context"),
+  nb::class_<SessionHandle> session(m, "Session", "State and runs of one session.");
+  session.def(nb::init<nb::object, int64_t, int64_t, int64_t, nb::object>(), nb::arg("model"), nb::arg("context"),
            nb::arg("retain"), nb::arg("chunk"), nb::arg("drafter").none() = nb::none())
       .def(
           "run",
@@ -290,8 +128,17 @@ void bind_session(nb::module_& m) {
              return d;
            }),
            "wait_seconds that layers waited for rows; runs; requests that an expectation had begun early.")
-      .def("mark", with([](Session& s) { return s.mark(); }))
-      .def("truncate", &SessionHandle::truncate, nb::arg("position"))
+      .def("mark", [](SessionHandle& h) { return h.call([](Session& s, Poll* poll) { return s.mark(poll); }); })
+      .def("truncate",
+           [](SessionHandle& h, int64_t to) { return h.call([to](Session& s, Poll* p) { return s.truncate(to, p); }); },
+           nb::arg("position"), "Goes back where the window rows are kept; returns how many tokens ran again (0 or 1).")
+      .def("rewind",
+           [](SessionHandle& h, int64_t to) { return h.call([to](Session& s, Poll* p) { return s.rewind(to, p); }); },
+           nb::arg("position"), "Goes back to any position; returns how many tokens ran again.")
+      .def("complete", [](SessionHandle& h) { return h.call([](Session& s, Poll* p) { return s.complete(p); }); },
+           "Computes missing window rows; returns how many tokens ran.")
+      .def("fork", &SessionHandle::fork, nb::rv_policy::take_ownership)
+      .def("last_logits", &SessionHandle::last_logits, "Logits after the last token, or None when they are not known.")
       .def("truncate_to_mark",
            [](SessionHandle& h, const std::shared_ptr<Mark>& mark) {
              const SessionHandle::Turn turn(h);
@@ -339,11 +186,15 @@ void bind_session(nb::module_& m) {
            "What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds), runs, tokens, seconds, missing; or None.")
       .def("fill_for_benchmark", with2<int64_t, uint64_t>(&Session::fill_for_benchmark), nb::arg("position"), nb::arg("seed"),
            "Benchmarks only: random caches and tokens up to an even position, in an empty session.")
+      .def_prop_ro("ready", with([](Session& s) { return s.state().ready(); }))
+      .def("reaches", [](SessionHandle& h, int64_t p) { return with([p](Session& s) { return s.state().reaches(p); })(h); },
+           nb::arg("position"), "Would truncate(position) work?")
       .def("live_bytes", with([](Session& s) {
              const auto b = s.state().live_bytes();
              return nb::bytes(reinterpret_cast<const char*>(b.data()), b.size());
            }),
            "The live state: equal bytes mean equal futures.");
+  bind_kv(m, session);
 }
 
 }  // namespace ds4::py

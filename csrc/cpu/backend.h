@@ -15,6 +15,7 @@ class CpuBackend final : public Backend {
 
   void* alloc(size_t bytes) override;
   void free(void* p, size_t bytes) override;
+  bool remappable() const override { return true; }
   const char* name() const override;
   void set_poll(Poll* poll) override { poll_ = poll; }
 

@@ -239,6 +239,8 @@ class Backend {
   // Memory that the operations may touch; zeroed, committed as it is written.
   virtual void* alloc(size_t bytes) = 0;
   virtual void free(void* p, size_t bytes) = 0;
+  // May pages of alloc() be replaced by mappings of the same size? Then forks share memory; else they copy it.
+  virtual bool remappable() const { return false; }
   virtual const char* name() const = 0;
 
   // The stop question for the calls that follow, or null. An operation that was stopped throws Cancelled.

@@ -78,13 +78,19 @@ class PendingGuard {
 
 void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
   check_tokens(tokens, n);
+  complete(poll);
+  run_rows(tokens, n, logits, out, poll, trace);
+}
+
+void Session::run_rows(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
   FlushSubnormals flush;
   const int64_t n_logits = logits == Logits::all ? n : (logits == Logits::last ? 1 : 0);
   const PendingGuard guard(state_, model_->shape.n_sources());
   reserve_scratch(n, n_logits);
   backend_->set_poll(poll);
   beside([&](Drafter& d) { d.begin(n); });
-  state_.prepare(n);
+  state_.prepare(n, !keep_entries_);
+  final_position_ = -1;
   const auto start_time = std::chrono::steady_clock::now();
   try {
     start(tokens, n);
@@ -94,6 +100,7 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
     }
     check_finite(n);
     if (n_logits > 0) head(n, n_logits, out, trace);
+    keep_final(n);
   } catch (...) {
     feed_.abandon();
     guard.restore();
@@ -105,17 +112,7 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
     ledger_->add_run(n, n_logits > 0,
                      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time).count());
   state_.commit(tokens, n);
-  if (drafter_) drafter_->commit(n);
-}
-
-std::shared_ptr<Mark> Session::mark() {
-  beside([](Drafter& d) { d.settle(nullptr); });
-  return state_.mark();
-}
-
-void Session::truncate(const Mark& mark) {
-  state_.truncate(mark);
-  if (drafter_) drafter_->follow();
+  if (drafter_ && !replaying_) drafter_->commit(n);
 }
 
 void Session::check_finite(int64_t n) const {
@@ -149,20 +146,6 @@ void Session::fill_for_benchmark(int64_t position, uint64_t seed) {
     throw OptionError("[fill] expected an even position from 0 to " + std::to_string(state_.context()) + ", got " +
                       std::to_string(position));
   state_.fill_for_benchmark(position, seed);
-}
-
-void Session::truncate(int64_t position, Poll* poll) {
-  const std::vector<int32_t> before = state_.tokens();
-  const int replay = state_.truncate(position);
-  if (drafter_) drafter_->follow();
-  if (replay == 0) return;
-  // An open pair's first row is gone: run its token again (same bits, by E1).
-  try {
-    run(&before[static_cast<size_t>(position - 1)], 1, Logits::none, nullptr, poll);
-  } catch (...) {
-    state_.forget_marks_above_here();
-    throw;
-  }
 }
 
 void Session::start(const int32_t* tokens, int64_t n) {
@@ -242,7 +225,7 @@ void Session::attention(int l, int n, Trace* trace) {
   const Rope rope{cos + skip, sin + skip};
 
   backend_->attn_in({n, position, t_.xq, &w.attn, rope, t_.qr, state_.window(l)});
-  if (source >= 0 && s.source_layer[source] == l)
+  if (source >= 0 && s.source_layer[source] == l && !keep_entries_)
     backend_->compress({n, position, s.ratio[l], t_.x, &w.compressor, Rope{cos, sin}, first, state_.pending(source),
                         state_.compressed(source), state_.index(source)});
   if (s.index_source[l] == l) {

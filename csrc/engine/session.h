@@ -40,9 +40,30 @@ class Session {
   // run computes. Only a hint; a run that comes otherwise reads its own.
   void expect(const int32_t* tokens, int64_t n);
 
-  std::shared_ptr<Mark> mark();
-  void truncate(int64_t position, Poll* poll);
+  // Returns how many tokens were run again: 0 or 1.
+  int truncate(int64_t position, Poll* poll);
   void truncate(const Mark& mark);
+  // Goes back to any earlier position, exactly: a truncation where the window rows are kept, else a replay of what
+  // they depend on. Returns how many tokens were run again.
+  int64_t rewind(int64_t position, Poll* poll);
+  // Computes the window rows in front of the position when they are missing (State::ready); returns tokens run.
+  int64_t complete(Poll* poll);
+  std::shared_ptr<Mark> mark(Poll* poll);
+  // Equal state, shared memory until one of the two writes.
+  std::unique_ptr<Session> fork();
+
+  // Logits after the last token from what the last run left; false when that is not known any more.
+  bool last_logits(float* out, Poll* poll);
+
+  // A restore: rows of the first tokens stay, others are put into the state, then it gets its tokens.
+  void begin_restore(int64_t keep);
+  void finish_restore(const int32_t* tokens, int64_t n);
+
+  // The frontier at the position: window rows, open pair, and what last_logits needs if it is known.
+  std::vector<uint8_t> export_frontier() const;
+  void import_frontier(const uint8_t* data, size_t bytes);
+  // The same from an open file; throws StoreError, and leaves the state without window rows, when XXH64 is not `sum`.
+  void read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum);
 
   // Null without one, or after drop_drafter(): what a caller does when the drafter failed.
   Drafter* drafter() { return drafter_.get(); }
@@ -65,7 +86,7 @@ class Session {
   // Work of the drafter beside the target's: a failure drops the drafter and nothing else.
   template <class F>
   void beside(F f) {
-    if (!drafter_) return;
+    if (!drafter_ || replaying_) return;
     try {
       f(*drafter_);
     } catch (const std::exception& error) {
@@ -73,6 +94,13 @@ class Session {
       drafter_.reset();
     }
   }
+  Session(const Session& parent, int);
+  int64_t replay(const std::vector<int32_t>& tokens, Poll* poll);
+  void run_rows(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace);
+  void keep_final(int64_t n);
+  void import_frontier(const State::Reader& read, size_t bytes);
+  void accept_frontier();
+  size_t final_floats() const;
   void check_tokens(const int32_t* tokens, int64_t n) const;
   void check_finite(int64_t n) const;
   void reserve_scratch(int64_t n, int64_t n_logits);
@@ -96,6 +124,11 @@ class Session {
   EngramFeed feed_;
   std::vector<int32_t> line_;      // the last tokens of the state, those of this run, those expected after it
   std::vector<int32_t> expected_;  // after the next run
+  bool replaying_ = false;      // the drafter looks away
+  bool keep_entries_ = false;   // a replay: compressed rows are there already and must not change
+  std::vector<float> final_;    // stream [C][D] and mix [C] after the last token
+  bool final_known_ = false;      // of a frontier that is being taken in
+  int64_t final_position_ = -1;  // the position that final_ belongs to
 };
 
 }  // namespace ds4

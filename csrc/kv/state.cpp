@@ -39,27 +39,50 @@ CacheBytes cache_bytes(const Shape& s, int64_t context, int64_t retain, int64_t 
   return b;
 }
 
+namespace {
+
+size_t total(const CacheBytes& b) { return static_cast<size_t>(b.window + b.compressed + b.pending); }
+
+}  // namespace
+
 State::State(const Shape& shape, Backend& backend, int64_t context, int64_t retain, int64_t chunk, int extra_windows)
-    : shape_(shape), backend_(backend), id_(next_id()), context_(context), ring_(ring_rows(shape, context, retain, chunk)) {
-  const CacheBytes b = cache_bytes(shape, context, retain, chunk, extra_windows);
-  bytes_ = static_cast<size_t>(b.window + b.compressed + b.pending);
-  base_ = static_cast<uint8_t*>(backend.alloc(bytes_));
-  uint8_t* at = base_;
+    : shape_(shape),
+      id_(next_id()),
+      context_(context),
+      ring_(ring_rows(shape, context, retain, chunk)),
+      arena_(backend, total(cache_bytes(shape, context, retain, chunk, extra_windows))) {
+  lay_out(shape.n_layers + extra_windows);
+}
+
+State::State(const State& parent, Backend& backend)
+    : shape_(parent.shape_),
+      id_(next_id()),
+      context_(parent.context_),
+      ring_(parent.ring_),
+      arena_(backend, parent.arena_),
+      tokens_(parent.tokens_),
+      extra_low_(parent.extra_low_),
+      low_(parent.low_),
+      high_(parent.high_),
+      pending_low_(parent.pending_low_) {
+  lay_out(parent.n_windows());
+}
+
+void State::lay_out(int n_windows) {
+  uint8_t* at = arena_.base();
   const auto take = [&](int64_t bytes) {
     uint8_t* p = at;
     at += aligned(bytes);
     return p;
   };
-  for (int l = 0; l < shape.n_layers + extra_windows; ++l) windows_.push_back(take(ring_ * shape.window_row_bytes()));
-  for (int i = 0; i < shape.n_sources(); ++i) {
-    const int64_t n = entries(shape, i, context);
-    compressed_.push_back(take(n * shape.compressed_row_bytes()));
-    index_.push_back(take(n * shape.index_row_bytes()));
-    pending_.push_back(take(kPendingRows * 2 * shape.head_dim * static_cast<int64_t>(sizeof(float))));
+  for (int l = 0; l < n_windows; ++l) windows_.push_back(take(ring_ * shape_.window_row_bytes()));
+  for (int i = 0; i < shape_.n_sources(); ++i) {
+    const int64_t n = entries(shape_, i, context_);
+    compressed_.push_back(take(n * shape_.compressed_row_bytes()));
+    index_.push_back(take(n * shape_.index_row_bytes()));
+    pending_.push_back(take(kPendingRows * 2 * shape_.head_dim * static_cast<int64_t>(sizeof(float))));
   }
 }
-
-State::~State() { backend_.free(base_, bytes_); }
 
 RowRing State::window(int layer) const { return {windows_[layer], ring_, shape_.window_row_bytes()}; }
 
@@ -86,7 +109,20 @@ void State::save_window(Mark& mark) const {
     for (int64_t p = first; p < mark.position; ++p, out += rb) std::memcpy(out, window(l).row(p), rb);
 }
 
-void State::prepare(int64_t n) {
+void State::save_marks() {
+  for (auto& weak : marks_)
+    if (const auto mark = weak.lock(); mark && mark->valid && mark->window.empty() && mark->position > 0)
+      save_window(*mark);
+}
+
+void State::own_ring(const RowRing& ring, int64_t first, int64_t n) {
+  if (n >= ring.capacity) return arena_.own(ring.base, static_cast<size_t>(ring.capacity * ring.row_bytes));
+  const int64_t before_end = std::min(n, ring.capacity - first % ring.capacity);
+  arena_.own(ring.row(first), static_cast<size_t>(before_end * ring.row_bytes));
+  arena_.own(ring.base, static_cast<size_t>((n - before_end) * ring.row_bytes));
+}
+
+void State::prepare(int64_t n, bool with_entries) {
   const int64_t high = std::max(high_, position() + n);
   const int64_t low = std::max(low_, high - ring_);
   auto keep = marks_.begin();
@@ -99,7 +135,12 @@ void State::prepare(int64_t n) {
   marks_.erase(keep, marks_.end());
   low_ = low;
   high_ = high;
+  for (int l = 0; l < shape_.n_layers; ++l) own_ring(window(l), position(), n);
+  if (!with_entries) return;
   pending_low_ = std::max(pending_low_, position() + n - kPendingRows);
+  const int64_t first = std::max<int64_t>(0, position() - 1);
+  for (int i = 0; i < shape_.n_sources(); ++i) own_ring(pending(i), first, position() + n - first);
+  for (const Section& s : sections(position(), position() + n)) arena_.own(s.data, s.bytes);
 }
 
 void State::commit(const int32_t* tokens, int64_t n) { tokens_.insert(tokens_.end(), tokens, tokens + n); }
@@ -150,8 +191,14 @@ int State::truncate(int64_t position) {
   return replay;
 }
 
+bool State::reaches(int64_t position) const {
+  if (position < 0 || position > this->position()) return false;
+  const int64_t start = position - (pending_kept(position) ? 0 : 1);
+  return start == 0 || window_first(start) >= low_;
+}
+
 int State::truncate(const Mark& mark) {
-  if (mark.state != id_) throw StateError("[truncate] this mark belongs to another session");
+  if (mark.state != id_) throw StateError("[truncate] this mark belongs to another session; forks do not share marks");
   if (!mark.valid || mark.position > position())
     throw StateError("[truncate] the mark at position " + std::to_string(mark.position) +
                      " is no longer valid: the session went back below it");
@@ -160,6 +207,7 @@ int State::truncate(const Mark& mark) {
     const int64_t first = mark_first(mark.position);
     const int rb = shape_.window_row_bytes();
     const uint8_t* in = mark.window.data();
+    for (int l = 0; l < n_windows(); ++l) own_ring(window(l), first, mark.position - first);
     for (int l = 0; l < n_windows(); ++l)
       for (int64_t p = first; p < mark.position; ++p, in += rb) std::memcpy(window(l).row(p), in, rb);
     // Only the mark's own rows are certain now.
@@ -167,8 +215,10 @@ int State::truncate(const Mark& mark) {
     high_ = mark.position;
   }
   const size_t width = static_cast<size_t>(2 * shape_.head_dim);
-  for (int i = 0; i < shape_.n_sources() && !mark.pending.empty(); ++i)
+  for (int i = 0; i < shape_.n_sources() && !mark.pending.empty(); ++i) {
+    own_ring(pending(i), mark.position - 1, 1);
     std::memcpy(pending(i).row(mark.position - 1), mark.pending.data() + i * width, width * sizeof(float));
+  }
   pending_low_ = mark.pending.empty() ? mark.position : mark.position - 1;
   forget_marks_above(mark.position);
   extra_low_ = std::min(mark.extra_low, mark.position);
@@ -228,6 +278,8 @@ void State::fill_for_benchmark(int64_t position, uint64_t seed) {
     t = static_cast<int32_t>(s % static_cast<uint64_t>(shape_.vocab));
   }
   const int hd = shape_.head_dim, id = shape_.index_dim;
+  for (int l = 0; l < shape_.n_layers; ++l) own_ring(window(l), 0, std::min(position, ring_));
+  for (const Section& rows : sections(0, position)) arena_.own(rows.data, rows.bytes);
   for (int l = 0; l < shape_.n_layers; ++l)  // e4m3 codes without NaN (0xb7: at most 60), scales around 2^-6
     random_rows(windows_[l], std::min(position, ring_), hd, hd / 32, 120, 3, 0xb7, s);
   for (int i = 0; i < shape_.n_sources(); ++i) {

@@ -61,6 +61,10 @@ class BackendError(Ds4Error, RuntimeError):
     """A back end is not available on this machine or failed."""
 
 
+class StoreError(Ds4Error, OSError):
+    """A stored page, frontier or session file is damaged, foreign or cannot be written; the message names the file."""
+
+
 class TokenizerError(Ds4Error, ValueError):
     """A tokenizer file is missing, damaged or does not belong to the model."""
 

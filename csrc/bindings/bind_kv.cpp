@@ -1,0 +1,103 @@
+// State as bytes: rows, frontiers, memory, checksums.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <vector>
+
+#include "bindings/session_handle.h"
+#include "kv/xxh64.h"
+
+namespace ds4::py {
+
+namespace {
+
+Out<uint8_t> array_of(const std::vector<uint8_t>& bytes) {
+  auto out = make_array<uint8_t>({bytes.size()});
+  std::memcpy(out.data(), bytes.data(), bytes.size());
+  return out;
+}
+
+Out<uint8_t> export_rows(SessionHandle& h, int64_t begin, int64_t end) {
+  const SessionHandle::Turn turn(h);
+  const State& state = h.session().state();
+  if (begin < 0 || end < begin || end > state.position())
+    throw StateError("[export] positions out of range");
+  auto out = make_array<uint8_t>({state.rows_bytes(begin, end)});
+  state.export_rows(begin, end, out.data());
+  return out;
+}
+
+}  // namespace
+
+void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
+  session
+      .def("rows_bytes",
+           [](SessionHandle& h, int64_t begin, int64_t end) {
+             return with([=](Session& s) { return s.state().rows_bytes(begin, end); })(h);
+           },
+           nb::arg("begin"), nb::arg("end"), "Bytes that export_rows(begin, end) returns.")
+      .def("export_rows", &export_rows, nb::arg("begin"), nb::arg("end"),
+           "Compressed and index rows that tokens begin .. end - 1 complete: uint8 array.")
+      .def("begin_restore",
+           [](SessionHandle& h, int64_t keep) {
+             h.call([=](Session& s, Poll*) { return s.begin_restore(keep), 0; });
+           },
+           nb::arg("keep"), "Keeps the rows of the first tokens and drops the rest; rows may follow.")
+      .def("expect_rows",
+           [](SessionHandle& h, int64_t end) { h.call([=](Session& s, Poll*) { return s.state().expect_rows(end), 0; }); },
+           nb::arg("end"), "Rows of so many tokens are about to come.")
+      .def("import_rows",
+           [](SessionHandle& h, int64_t begin, int64_t end, const Bytes& data) {
+             h.call([&](Session& s, Poll*) { return s.state().import_rows(begin, end, data.data(), data.size()), 0; });
+           },
+           nb::arg("begin"), nb::arg("end"), nb::arg("data"))
+      .def("read_rows",
+           [](SessionHandle& h, int fd, int64_t offset, int64_t begin, int64_t end) {
+             return h.call([&](Session& s, Poll*) { return s.state().read_rows(fd, offset, begin, end); });
+           },
+           nb::arg("fd"), nb::arg("offset"), nb::arg("begin"), nb::arg("end"),
+           "import_rows from an open file; returns the XXH64 of the bytes, which the caller compares.")
+      .def("finish_restore",
+           [](SessionHandle& h, const Tokens& tokens) {
+             h.call([&](Session& s, Poll*) {
+               return s.finish_restore(tokens.data(), static_cast<int64_t>(tokens.size())), 0;
+             });
+           },
+           nb::arg("tokens"), "All tokens of the restored state; window rows are missing until complete().")
+      .def("export_frontier",
+           [](SessionHandle& h) { return array_of(h.call([](Session& s, Poll*) { return s.export_frontier(); })); },
+           "Window rows, open pair and last row at the position: uint8 array.")
+      .def("import_frontier",
+           [](SessionHandle& h, const Bytes& data) {
+             h.call([&](Session& s, Poll*) { return s.import_frontier(data.data(), data.size()), 0; });
+           },
+           nb::arg("data"))
+      .def("read_frontier",
+           [](SessionHandle& h, int fd, int64_t offset, size_t bytes, uint64_t sum) {
+             h.call([&](Session& s, Poll*) { return s.read_frontier(fd, offset, bytes, sum), 0; });
+           },
+           nb::arg("fd"), nb::arg("offset"), nb::arg("bytes"), nb::arg("sum"),
+           "import_frontier from an open file whose XXH64 must be `sum`.")
+      .def_prop_ro("own_bytes", with([](Session& s) { return s.state().arena().usage().own; }),
+                   "Bytes of cache segments that only this session uses.")
+      .def_prop_ro("shared_bytes", with([](Session& s) { return s.state().arena().usage().shared; }),
+                   "Bytes of cache segments that forks use as well.")
+      .def_prop_ro("shares", with([](Session& s) { return s.state().arena().shares(); }),
+                   "Do forks share memory (else they copy it)?")
+      .def("replay_start", [](SessionHandle& h, int64_t p) {
+             return with([p](Session& s) { return s.state().replay_start(p); })(h);
+           },
+           nb::arg("position"), "The first token of the cone that a replay of `position` runs.");
+  m.def(
+      "xxh64",
+      [](const Bytes& data, uint64_t seed) {
+        nb::gil_scoped_release release;
+        Xxh64 sum(seed);
+        sum.add(data.data(), data.size());
+        return sum.value();
+      },
+      nb::arg("data"), nb::arg("seed") = 0, "XXH64 of the bytes.");
+}
+
+}  // namespace ds4::py

@@ -1,0 +1,191 @@
+// Rows and windows of a state as bytes, and states put together from them.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "base/error.h"
+#include "kv/state.h"
+#include "kv/xxh64.h"
+
+namespace ds4 {
+
+// ---- replay ----------------------------------------------------------------------------------------------------
+
+int64_t State::replay_start(int64_t position) const {
+  // Rows of layer l at p follow from rows of the layer below at p - window + 1 .. p, so all layers are exact from
+  // start + n_layers (window - 1) on; the last token may be run again for its open pair, hence one more.
+  return std::max<int64_t>(0, position - 1 - int64_t{shape_.n_layers} * (shape_.window - 1));
+}
+
+void State::begin_replay(int64_t start, int64_t position) {
+  forget_marks_above(position);
+  save_marks();  // the rows that come now may be wrong below the cone's tip
+  tokens_.resize(static_cast<size_t>(start));
+  low_ = high_ = start;
+  pending_low_ = position;
+}
+
+void State::end_replay() {
+  // Only the rows at the tip of the cone are exact, unless it began at the very start.
+  if (low_ > 0) low_ = std::max(low_, window_first(position()));
+  pending_low_ = position() % 2 == 1 ? position() - 1 : position();
+}
+
+void State::abandon_replay(const std::vector<int32_t>& tokens) {
+  tokens_ = tokens;
+  low_ = high_ = pending_low_ = position();
+}
+
+// ---- rows ------------------------------------------------------------------------------------------------------
+
+std::vector<Section> State::sections(int64_t begin, int64_t end) const {
+  std::vector<Section> out;
+  for (int i = 0; i < shape_.n_sources(); ++i) {
+    const int ratio = shape_.ratio[shape_.source_layer[i]];
+    const int64_t first = begin / ratio, n = end / ratio - first;
+    const int64_t c = shape_.compressed_row_bytes(), x = shape_.index_row_bytes();
+    out.push_back({compressed_[i] + first * c, static_cast<size_t>(n * c)});
+    out.push_back({index_[i] + first * x, static_cast<size_t>(n * x)});
+  }
+  return out;
+}
+
+size_t State::rows_bytes(int64_t begin, int64_t end) const {
+  size_t n = 0;
+  for (const Section& s : sections(begin, end)) n += s.bytes;
+  return n;
+}
+
+void State::export_rows(int64_t begin, int64_t end, uint8_t* out) const {
+  if (begin < 0 || end < begin || end > position())
+    throw StateError("[export] expected positions within 0 .. " + std::to_string(position()) + ", got " +
+                     std::to_string(begin) + " .. " + std::to_string(end));
+  for (const Section& s : sections(begin, end)) {
+    std::memcpy(out, s.data, s.bytes);
+    out += s.bytes;
+  }
+}
+
+void State::begin_restore(int64_t keep) {
+  if (keep < 0 || keep > position())
+    throw StateError("[restore] expected to keep 0 .. " + std::to_string(position()) + " tokens, got " + std::to_string(keep));
+  forget_marks_above(keep);
+  save_marks();
+  tokens_.resize(static_cast<size_t>(keep));
+  low_ = high_ = pending_low_ = keep;
+  imported_ = keep;
+}
+
+void State::expect_rows(int64_t end) {
+  if (end > imported_ && end <= context_)
+    for (const Section& s : sections(imported_, end)) arena_.take_large_pages(s.data, s.bytes);
+}
+
+std::vector<Section> State::import_target(int64_t begin, int64_t end) {
+  if (begin < 0 || begin > imported_ || end <= begin || end > context_)
+    throw StateError("[restore] rows of positions " + std::to_string(begin) + " .. " + std::to_string(end) +
+                     " do not follow the first " + std::to_string(imported_) + " of a context of " +
+                     std::to_string(context_));
+  auto out = sections(begin, end);
+  for (const Section& s : out) arena_.own(s.data, s.bytes);
+  return out;
+}
+
+void State::import_rows(int64_t begin, int64_t end, const uint8_t* data, size_t bytes) {
+  const auto target = import_target(begin, end);
+  if (bytes != rows_bytes(begin, end))
+    throw StoreError("[restore] rows of positions " + std::to_string(begin) + " .. " + std::to_string(end) + " take " +
+                     std::to_string(rows_bytes(begin, end)) + " bytes, got " + std::to_string(bytes));
+  for (const Section& s : target) {
+    std::memcpy(s.data, data, s.bytes);
+    data += s.bytes;
+  }
+  imported_ = std::max(imported_, end);
+}
+
+void read_all(int fd, int64_t offset, uint8_t* to, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = pread(fd, to + done, bytes - done, static_cast<off_t>(offset + static_cast<int64_t>(done)));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0)
+      throw StoreError("[restore] the file ends at offset " + std::to_string(offset + static_cast<int64_t>(done)) + ", " +
+                       std::to_string(bytes - done) + " bytes early");
+    done += static_cast<size_t>(got);
+  }
+}
+
+uint64_t State::read_rows(int fd, int64_t offset, int64_t begin, int64_t end) {
+  Xxh64 sum;
+  for (const Section& s : import_target(begin, end)) {
+    read_all(fd, offset, s.data, s.bytes);
+    offset += static_cast<int64_t>(s.bytes);
+    sum.add(s.data, s.bytes);
+  }
+  imported_ = std::max(imported_, end);
+  return sum.value();
+}
+
+void State::finish_restore(const int32_t* tokens, int64_t n) {
+  if (n < position() || n > imported_ || !std::equal(tokens_.begin(), tokens_.end(), tokens))
+    throw StateError("[restore] " + std::to_string(n) + " tokens do not go on after the " + std::to_string(position()) +
+                     " that were kept, or there are rows of " + std::to_string(imported_) + " only");
+  tokens_.assign(tokens, tokens + n);
+  low_ = high_ = pending_low_ = n;
+}
+
+// ---- windows ---------------------------------------------------------------------------------------------------
+
+size_t State::window_bytes(int64_t position) const {
+  size_t n = static_cast<size_t>(shape_.n_layers * (position - window_first(position)) * shape_.window_row_bytes());
+  if (position % 2 == 0) return n;
+  for (const int l : shape_.source_layer)
+    if (shape_.ratio[l] == 2) n += static_cast<size_t>(2 * shape_.head_dim) * sizeof(float);
+  return n;
+}
+
+void State::export_window(uint8_t* out) const {
+  if (!ready()) throw StateError("[export] the window rows at position " + std::to_string(position()) + " are not there");
+  for (int l = 0; l < shape_.n_layers; ++l) {
+    const RowRing ring = window(l);
+    for (int64_t p = window_first(position()); p < position(); ++p, out += ring.row_bytes)
+      std::memcpy(out, ring.row(p), static_cast<size_t>(ring.row_bytes));
+  }
+  if (position() % 2 == 0) return;
+  for (int i = 0; i < shape_.n_sources(); ++i) {
+    if (shape_.ratio[shape_.source_layer[i]] != 2) continue;
+    const RowRing ring = pending(i);
+    std::memcpy(out, ring.row(position() - 1), static_cast<size_t>(ring.row_bytes));
+    out += ring.row_bytes;
+  }
+}
+
+void State::import_window(const Reader& read) {
+  const int64_t at = position(), first = window_first(at), n = at - first;
+  save_marks();
+  low_ = high_ = pending_low_ = at;  // not ready, should reading fail
+  for (int l = 0; l < shape_.n_layers; ++l) {
+    const RowRing ring = window(l);
+    own_ring(ring, first, n);
+    for (int64_t p = first; p < at;) {  // up to the end of the ring at once
+      const int64_t run = std::min(at - p, ring.capacity - p % ring.capacity);
+      read(ring.row(p), static_cast<size_t>(run * ring.row_bytes));
+      p += run;
+    }
+  }
+  for (int i = 0; i < shape_.n_sources() && at % 2 == 1; ++i) {
+    if (shape_.ratio[shape_.source_layer[i]] != 2) continue;
+    const RowRing ring = pending(i);
+    own_ring(ring, at - 1, 1);
+    read(ring.row(at - 1), static_cast<size_t>(ring.row_bytes));
+  }
+}
+
+void State::window_complete() {
+  low_ = window_first(position());
+  pending_low_ = position() % 2 == 1 ? position() - 1 : position();
+}
+
+}  // namespace ds4
