@@ -23,6 +23,7 @@ from .errors import (
     NumericsError,
     OptionError,
     StateError,
+    StoreError,
     TokenError,
     TokenizerError,
 )
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
     from .chatting import Reply as Reply
     from .drafter import Drafter as Drafter
     from .generation import Generation as Generation
+    from .kvstore import KVStore as KVStore
+    from .kvstore import PruneResult as PruneResult
+    from .kvstore import PutResult as PutResult
+    from .kvstore import StoreStats as StoreStats
+    from .kvstore import VerifyResult as VerifyResult
     from .model import Model as Model
     from .results import Completion as Completion
     from .results import Piece as Piece
@@ -57,6 +63,11 @@ _LAZY = {
     "Drafter": "drafter",
     "DrafterStats": "admission",
     "Generation": "generation",
+    "KVStore": "kvstore",
+    "PruneResult": "kvstore",
+    "PutResult": "kvstore",
+    "StoreStats": "kvstore",
+    "VerifyResult": "kvstore",
     "Mark": "session",
     "Message": "chat",
     "Model": "model",
@@ -87,6 +98,7 @@ __all__ = [
     "Ds4Error",
     "EngramError",
     "Generation",
+    "KVStore",
     "Mark",
     "MemoryPlanError",
     "Message",
@@ -95,11 +107,15 @@ __all__ = [
     "OptionError",
     "Piece",
     "Progress",
+    "PruneResult",
+    "PutResult",
     "Reply",
     "SamplingParams",
     "Session",
     "StateError",
     "Stats",
+    "StoreError",
+    "StoreStats",
     "Timings",
     "TokenError",
     "TokenLogprob",
@@ -107,6 +123,7 @@ __all__ = [
     "TokenizerError",
     "ToolCall",
     "Usage",
+    "VerifyResult",
 ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .chat import ChatParser, Event, Message, Prompt, render
+from .chat.tokens import USER
 from .errors import ChatError, OptionError, StateError
 from .generation import Driven, GenerationOptions, TokenStream
 from .results import Timings, TokenLogprob, Usage
@@ -50,6 +51,8 @@ class ChatStream(Iterator[Event]):
         )
         ids = np.asarray(prompt.encode(tokenizer), np.int32)
         self._stream = TokenStream(session, ids, options)
+        user = np.flatnonzero(ids == tokenizer.find_control(USER))
+        self._stream.shared = int(user[0]) if len(user) else 0  # the system prompt
         self._logprobs: list[TokenLogprob] = []
         self._reply: Reply | None = None
         self._events = Driven(self._run(), session)
@@ -91,6 +94,7 @@ class ChatStream(Iterator[Event]):
 
     def _conclude(self, reason: str | None) -> None:
         message = self._parser.finish(reason)
+        self._stream.turn_ended()
         own = {f.name: getattr(message, f.name) for f in fields(Message)}
         self._reply = Reply(
             **own,

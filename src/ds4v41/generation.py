@@ -116,12 +116,14 @@ class TokenStream:
         self.tokens: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_id: int | None = None
+        self.shared = 0  # tokens that other prompts begin with as well
+        self._epoch: int | None = None
 
     def __iter__(self) -> Iterator[tuple[Draw, int]]:
         """(draw, its position) of each token, stop ids excluded; sets `finish_reason` at the end."""
         session, options = self.session, self.options
-        row = session.advance_to(self.prompt, options.progress)
-        epoch = session.epoch
+        row = session.advance_to(self.prompt, options.progress, self.shared)
+        epoch = self._epoch = session.epoch
         history = self.sampler.new_history(self.prompt) if options.sampling.needs_history else None
         steps = make_steps(session, self.sampler, history, self.limit, options.drafting, self.prompt)
         try:
@@ -148,6 +150,11 @@ class TokenStream:
         finally:
             if session.epoch == epoch and not session.closed:
                 steps.close()
+
+    def turn_ended(self) -> None:
+        """Keep the state in the session's store, unless another call has taken the session over."""
+        if self._epoch is not None and self.session.epoch == self._epoch:
+            self.session.checkpoint()
 
     @property
     def usage(self) -> Usage:
@@ -260,6 +267,7 @@ class Generation(Iterator[Piece]):
 
     def _conclude(self, reason: FinishReason, stop: str | int | None) -> None:
         stream = self._stream
+        stream.turn_ended()
         wanted = stream.options.sampling.logprobs
         self._result = Completion(
             text="".join(self._text.parts),

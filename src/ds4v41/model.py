@@ -14,10 +14,13 @@ from .checkpoint import Checkpoint, ModelConfig, open_checkpoint
 from .checks import callback, choice, positive_int
 from .engram import EngramOptions, EngramStats, open_engram, stats_of
 from .errors import BackendError, MemoryPlanError, OptionError, StateError, TokenizerError
+from .kvstore import KVStore
+from .kvstore.format import root_id
 from .machine import human, physical_memory
 from .memory import MAX_CHUNK, MemoryPlan, plan_session, refuse_what_cannot_fit, weight_bytes
 from .tokenizer import Tokenizer
 from .weights import build, default_activations
+from .weights_id import weights_id
 
 if TYPE_CHECKING:
     from .drafter import Drafter
@@ -157,6 +160,22 @@ class Model:
         return f"canonical-1/{self._activations}"
 
     @cached_property
+    def weights_id(self) -> bytes:
+        """32 bytes that name configuration and weights; made from samples of every tensor when first asked for."""
+        return weights_id(self._checkpoint)
+
+    @cached_property
+    def store_root(self) -> bytes:
+        """32 bytes that name everything a stored state depends on besides its tokens: `weights_id`, `numerics_id`,
+        the layout of the rows and the version of the format."""
+        c = self.config
+        layout = (
+            c.num_hidden_layers, c.head_dim, c.index_head_dim, c.sliding_window, tuple(c.kv_source_layer_ids),
+            tuple(c.compress_ratios),
+        )  # fmt: skip
+        return root_id(self.weights_id, self.numerics_id, layout)
+
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the checkpoint. Raises TokenizerError when it has none or one that does not fit."""
         config, checkpoint = self.config, self._checkpoint
@@ -230,6 +249,7 @@ class Model:
         context: int | None = None,
         *,
         drafter: Drafter | None = None,
+        store: KVStore | None = None,
         retain: int = DEFAULT_RETAIN,
         chunk: int = MAX_CHUNK,
     ) -> Session:
@@ -240,6 +260,8 @@ class Model:
         context: tokens it can hold; None takes the model's longest. Memory is committed as it fills.
         retain: how many tokens one can go back by plain truncation.
         chunk: most rows of one prefill run; less when memory is short (`Session.chunk`). It never changes a result.
+        store: a KVStore. Prompts continue from what it holds, and the session puts its state there at the end of each
+            prefill chunk and of each turn.
         Raises MemoryPlanError, with the numbers, when the session cannot fit.
         """
         from .session import Session
@@ -250,10 +272,39 @@ class Model:
             if not isinstance(drafter, Drafter):
                 raise OptionError(f"drafter: expected a Drafter (see Drafter.open) or None, found {drafter!r}")
             drafter.check_for(self)
+        if store is not None and not isinstance(store, KVStore):
+            raise OptionError(f"store: expected a KVStore or None, found {store!r}")
         plan, rows = self.plan(context, drafter=drafter, retain=retain, chunk=chunk)
         size = self.config.max_position_embeddings if context is None else context
         refuse_what_cannot_fit(plan, size)
-        return Session(self, context=size, retain=min(retain, size), chunk=rows, drafter=drafter)
+        return Session(self, context=size, retain=min(retain, size), chunk=rows, drafter=drafter, store=store)
+
+    def load_session(
+        self,
+        path: str | os.PathLike[str],
+        context: int | None = None,
+        *,
+        drafter: Drafter | None = None,
+        store: KVStore | None = None,
+        retain: int = DEFAULT_RETAIN,
+        chunk: int = MAX_CHUNK,
+    ) -> Session:
+        """A session that goes on where `Session.save` wrote this file, with the same bits (E3). Options as `session`.
+
+        Raises StoreError when the file is damaged or belongs to another model or mode, ContextError when `context` is
+        smaller than what it holds.
+        """
+        from . import saved
+
+        where = _path(path)
+        saved.read_header(where)  # before anything is allocated
+        session = self.session(context, drafter=drafter, store=store, retain=retain, chunk=chunk)
+        try:
+            saved.load(session._ext, where, self.store_root, self.numerics_id)
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     # ---- life --------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,14 @@ LogitsChoice = Literal["last", "all"]
 ProgressCallback = Callable[[Progress], object]
 
 
-def plan_chunks(n: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """Ranges [begin, end) that cover n tokens, each at most `chunk` long. Any plan gives the same bits (E1)."""
-    for begin in range(0, n, chunk):
-        yield begin, min(begin + chunk, n)
+def plan_chunks(n: int, chunk: int, cut: int = 0) -> Iterator[tuple[int, int]]:
+    """Ranges [begin, end) that cover n tokens, each at most `chunk` long; with 0 < cut < n one of them ends there. Any
+    plan gives the same bits (E1)."""
+    begin = 0
+    while begin < n:
+        end = min(begin + chunk, n, *([cut] if begin < cut else []))
+        yield begin, end
+        begin = end
 
 
 def run_prefill(
@@ -31,8 +35,10 @@ def run_prefill(
     cached: int = 0,
     progress: ProgressCallback | None = None,
     done: Callable[[int, float], object] | None = None,
+    cut: int = 0,
 ) -> NDArray[np.float32] | None:
-    """Append tokens [n], at most `chunk` in one run; returns float32 [1, vocab] or [n, vocab], or None.
+    """Append tokens [n], at most `chunk` in one run; returns float32 [1, vocab] or [n, vocab], or None. A run ends at
+    `cut`.
 
     `done(n, seconds)` is told of every chunk that is complete. When something stops the run (Ctrl-C, cancel, an
     exception from `progress`), complete chunks stay, the one in progress is dropped.
@@ -41,7 +47,7 @@ def run_prefill(
     rows = np.empty((n, n_vocab), np.float32) if logits == "all" else None
     last: NDArray[np.float32] | None = None
     started = time.perf_counter()
-    for begin, end in plan_chunks(n, chunk):
+    for begin, end in plan_chunks(n, chunk, cut):
         want = "all" if logits == "all" else ("last" if logits == "last" and end == n else "none")
 
         def tick(layers: int, of: int, begin: int = begin, end: int = end) -> None:

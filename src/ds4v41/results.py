@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .kvstore import PutResult
 
 from .admission import DrafterStats
 
@@ -124,6 +127,12 @@ class Stats:
     decode_seconds: float = 0.0
     why: str = "nothing ran yet"
     """Why not more tokens were reused."""
+    replayed: int = 0
+    """Tokens run again because window rows in front of the reused position were no longer kept."""
+    restored: int = 0
+    """Of the reused tokens, those that came from a store."""
+    stored: PutResult | None = None
+    """What became of the last checkpoint."""
     total_reused: int = 0
     total_prefilled: int = 0
     total_decoded: int = 0
@@ -138,9 +147,10 @@ class Stats:
         """Rates of the last call."""
         return Timings(self.prefill_seconds, self.prefilled, self.decode_seconds, self.decoded)
 
-    def begin(self, reused: int, why: str) -> None:
-        """A new call that found `reused` tokens in the session."""
+    def begin(self, reused: int, why: str, replayed: int = 0, restored: int = 0) -> None:
+        """A new call that found `reused` tokens in the session, or `restored` of them in a store."""
         self.reused, self.why = reused, why
+        self.replayed, self.restored = replayed, restored
         self.prefilled = self.decoded = 0
         self.prefill_seconds = self.decode_seconds = 0.0
         self.drafter = None
@@ -161,6 +171,8 @@ class Stats:
     def _repr_html_(self) -> str:
         rows = [
             ("reused", f"{self.reused:,}"),
+            ("restored", f"{self.restored:,}"),
+            ("replayed", f"{self.replayed:,}"),
             ("prefilled", f"{self.prefilled:,}"),
             ("decoded", f"{self.decoded:,}"),
             ("why", escape(self.why)),

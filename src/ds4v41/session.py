@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import _ext
+from . import _ext, saved
+from .advance import checkpoint, reuse
 from .aio import AsyncStream
 from .chat import Event
 from .chatting import ChatStream, Reply, check_stream_flag
@@ -25,10 +28,13 @@ from .results import Completion, Piece, Stats
 
 if TYPE_CHECKING:
     from .drafter import Drafter
+    from .kvstore import KVStore, PutResult
     from .model import Model
     from .sampling import Sampler
 
 Mark = _ext.Mark
+CHECKPOINT_TOKENS = 2048
+"""In the middle of a long prefill the store gets a checkpoint at the end of a chunk after so many tokens."""
 
 
 class Session:
@@ -39,14 +45,25 @@ class Session:
     """
 
     def __init__(
-        self, model: Model, *, context: int, retain: int, chunk: int, drafter: Drafter | None = None
+        self,
+        model: Model,
+        *,
+        context: int = 0,
+        retain: int = 0,
+        chunk: int = 0,
+        drafter: Drafter | None = None,
+        store: KVStore | None = None,
+        ext: _ext.Session | None = None,
     ) -> None:
         self._model = model
         self._drafter = drafter
         # A step's rows are one run, however short the chunks of a prefill.
-        rows = run_rows(chunk, context)
-        self._ext = _ext.Session(model._handle(), context, retain, rows, drafter._handle() if drafter else None)
+        if ext is None:
+            rows = run_rows(chunk, context)
+            ext = _ext.Session(model._handle(), context, retain, rows, drafter._handle() if drafter else None)
+        self._ext = ext
         self._chunk = chunk
+        self._store = store
         # Rows from here on are verified drafts that the text has not reached (None: there are none).
         self._hold: int | None = None
         self._fault: str | None = None
@@ -174,27 +191,38 @@ class Session:
             )
 
     def _append(
-        self, ids: NDArray[np.int32], logits: LogitsChoice | None, cached: int, progress: ProgressCallback | None
+        self,
+        ids: NDArray[np.int32],
+        logits: LogitsChoice | None,
+        cached: int,
+        progress: ProgressCallback | None,
+        shared: int = 0,
     ) -> NDArray[np.float32] | None:
         self._last_row = None
-        rows = run_prefill(
-            self._ext,
-            ids,
-            logits,
-            self._model.config.vocab_size,
-            self._chunk,
-            cached,
-            progress,
-            self._stats.add_prefill,
-        )
+        kept = self.position
+
+        def done(n: int, seconds: float) -> None:
+            nonlocal kept
+            self._stats.add_prefill(n, seconds)
+            if self.position == shared or self.position - kept >= CHECKPOINT_TOKENS:
+                kept = self.position
+                checkpoint(self, branch=kept == shared)
+
+        n_vocab = self._model.config.vocab_size
+        rows = run_prefill(self._ext, ids, logits, n_vocab, self._chunk, cached, progress, done, shared - kept)
+        if kept != self.position:
+            checkpoint(self)
         if rows is not None:
             self._last_row = (self.position, rows[-1])
         return rows
 
-    def advance_to(self, ids: NDArray[np.int32], progress: ProgressCallback | None = None) -> NDArray[np.float32]:
+    def advance_to(
+        self, ids: NDArray[np.int32], progress: ProgressCallback | None = None, shared: int = 0
+    ) -> NDArray[np.float32]:
         """Make the session hold exactly `ids` [n], reusing the common prefix; the logits after the last: [vocab].
 
-        `stats.reused` and `stats.why` say what was reused and why not more.
+        shared: how many tokens other conversations begin with as well (a system prompt): the store gets a checkpoint
+        there. `stats.reused` and `stats.why` say what was reused and why not more.
         """
         if len(ids) > self.context:
             raise ContextError(
@@ -203,32 +231,15 @@ class Session:
             )
         row = self._last_row
         self._begin()
-        have = self._ext.tokens
-        common = _common_prefix(have, ids)
-        if common == len(ids) == len(have) and row is not None and row[0] == common:
-            self._last_row = row
-            self._stats.begin(common, "the session holds exactly this prompt")
-            return row[1]
-        keep = min(common, len(ids) - 1)  # the last token is run again: its logits are wanted
-        why = _why(have, ids, common)
-        if keep < len(have):
-            keep, note = self._go_back(keep)
-            why += note
-        self._stats.begin(keep, why)
-        rows = self._append(ids[keep:], "last", keep, progress)
-        assert rows is not None
-        row = (self.position, rows[0])
-        return row[1]
-
-    def _go_back(self, position: int) -> tuple[int, str]:
-        """Truncate to `position`, or to nothing when the window rows are gone. Returns where it is now, and a note."""
-        self._last_row = None
-        try:
-            self._ext.truncate(position)
-            return position, ""
-        except StateError:
-            self._ext.truncate(0)
-            return 0, f"; window rows for position {position:,} are no longer kept: everything is computed again"
+        keep = reuse(self, ids)
+        if keep == len(ids):
+            known = row[1] if row is not None and row[0] == keep and self._stats.restored == 0 else None
+            logits = np.asarray(self._ext.last_logits(), np.float32) if known is None else known
+            self._last_row = (keep, logits)
+            return logits
+        self._append(ids[keep:], "last", keep, progress, shared)
+        assert self._last_row is not None
+        return self._last_row[1]
 
     def feed(self, token: int) -> NDArray[np.float32]:
         """Append one generated token; the logits after it: [vocab]."""
@@ -348,18 +359,49 @@ class Session:
         self._hold = self._unsafe = None
 
     def rewind(self, position: int) -> None:
-        """Go back to any earlier position; exact (E3). Positions whose window rows are gone are computed again from
-        the start, which `stats.why` says."""
+        """Go back to any earlier position; exact (E3). Where the window rows are no longer kept, the tokens they
+        depend on are run again (at most layers x (window - 1) + 1 of them), which `stats.why` says."""
         position = positive_int("position", position, minimum=0)
-        tokens = np.asarray(self.tokens, np.int32)
-        if position > len(tokens):
-            raise StateError(f"rewind: expected a position from 0 to {len(tokens)}, found {position}")
+        have = self.position
+        if position > have:
+            raise StateError(f"rewind: expected a position from 0 to {have}, found {position}")
         self._new_call()
-        kept, note = self._go_back(position)
+        again = self._ext.rewind(position)
         self._hold = self._unsafe = None
-        self._stats.begin(kept, f"rewound to {position:,} of {len(tokens):,}{note}")
-        if kept < position:
-            self._append(tokens[kept:position], None, kept, None)
+        note = f"; window rows were no longer kept: {again:,} tokens replayed" if again > 1 else ""
+        self._stats.begin(position, f"rewound to {position:,} of {have:,}{note}", replayed=again)
+
+    def fork(self) -> Session:
+        """A second session with the same state. Memory is shared until one of the two writes to it; bits never are.
+
+        It has the same store, no marks, and statistics of its own.
+        """
+        self._begin()
+        ext = self._ext.fork()
+        return Session(self._model, chunk=self._chunk, drafter=self._drafter, store=self._store, ext=ext)
+
+    # ---- keeping it --------------------------------------------------------------------------------------------
+
+    @property
+    def store(self) -> KVStore | None:
+        """The store that this session reads from and writes to."""
+        return self._store
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the whole state to one file; `Model.load_session` continues it with the same bits (E3). Returns the
+        bytes written. Raises StoreError when the file cannot be written; an old one is then still there."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise OptionError(f"path: expected text or a path, found {path!r}")
+        self._begin()
+        return saved.save(self._ext, Path(path).expanduser(), self._root(), self._model.numerics_id)
+
+    def checkpoint(self) -> PutResult | None:
+        """Put the present state into the store now (it happens by itself at the end of prefills and turns); None
+        without a store."""
+        return checkpoint(self)
+
+    def _root(self) -> bytes:
+        return self._model.store_root
 
     # ---- text --------------------------------------------------------------------------------------------------
 
@@ -434,19 +476,3 @@ class Session:
         if self.closed:
             return "<Session: closed>"
         return f"<Session: position {self.position:,} of {self.context:,}; {self._stats.why}>"
-
-
-def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
-    return int(different[0]) if len(different) else n
-
-
-def _why(have: NDArray[np.int32], want: NDArray[np.int32], common: int) -> str:
-    if len(have) == 0:
-        return "the session was empty"
-    if common == len(have):
-        return f"the prompt goes on after all {common:,} tokens of the session"
-    if common == len(want):
-        return f"the prompt is the first {common:,} of {len(have):,} tokens of the session; only its last token is run"
-    return f"diverged at {common:,} of {len(have):,}"

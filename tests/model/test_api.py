@@ -87,7 +87,7 @@ SESSION: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"chunk": [4]}, OptionError, "chunk"),
     ({"contxt": 100}, TypeError, "contxt"),
     ({"drafter": object()}, OptionError, "drafter: expected a Drafter"),
-    ({"store": object()}, TypeError, "store"),
+    ({"store": object()}, OptionError, "store"),
 ]
 
 

@@ -155,12 +155,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ext", "errors", "admission"),
     ("checks", "results", "stops", "tokenizer_spec", "aio", "atomic", "machine"),
     ("tokenizer", "sampling", "checkpoint", "manifest", "download"),
-    ("chat", "engram", "prefill", "synth_tokenizer"),
+    ("chat", "engram", "prefill", "synth_tokenizer", "weights_id"),
     ("weights",),
     ("memory", "kvstore", "ledger", "synth", "drafting"),
     ("drafter", "synth_gguf"),
-    ("decode", "generation"),
-    ("chatting",),
+    ("decode", "generation", "reuse", "saved"),
+    ("chatting", "advance"),
     ("session",),
     ("model",),
     ("inspect", "pull", "verify", "bench"),
@@ -168,7 +168,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 RANK = {module: i for i, row in enumerate(LAYERS) for module in row}
 EXT_USERS = frozenset({"model", "session", "prefill", "memory", "weights", "sampling", "checkpoint", "drafter",
-                       "kvstore", "engram", "ledger", "bench", "generation", "decode", "verify"})  # fmt: skip
+                       "kvstore", "engram", "ledger", "bench", "generation", "decode", "verify", "saved"})  # fmt: skip
 """Modules that may talk to the extension. Everything else goes through these."""
 
 

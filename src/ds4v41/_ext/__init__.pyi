@@ -198,7 +198,21 @@ class Session:
 
     def mark(self) -> Mark: ...
 
-    def truncate(self, position: int) -> None: ...
+    def truncate(self, position: int) -> int:
+        """
+        Goes back where the window rows are kept; returns how many tokens ran again (0 or 1).
+        """
+
+    def rewind(self, position: int) -> int:
+        """Goes back to any position; returns how many tokens ran again."""
+
+    def complete(self) -> int:
+        """Computes missing window rows; returns how many tokens ran."""
+
+    def fork(self) -> Session: ...
+
+    def last_logits(self) -> NDArray[numpy.float32] | None:
+        """Logits after the last token, or None when they are not known."""
 
     def truncate_to_mark(self, arg: Mark, /) -> None: ...
 
@@ -271,5 +285,65 @@ class Session:
         Benchmarks only: random caches and tokens up to an even position, in an empty session.
         """
 
+    @property
+    def ready(self) -> bool: ...
+
+    def reaches(self, position: int) -> bool:
+        """Would truncate(position) work?"""
+
     def live_bytes(self) -> bytes:
         """The live state: equal bytes mean equal futures."""
+
+    def rows_bytes(self, begin: int, end: int) -> int:
+        """Bytes that export_rows(begin, end) returns."""
+
+    def export_rows(self, begin: int, end: int) -> NDArray[numpy.uint8]:
+        """
+        Compressed and index rows that tokens begin .. end - 1 complete: uint8 array.
+        """
+
+    def begin_restore(self, keep: int) -> None:
+        """
+        Keeps the rows of the first tokens and drops the rest; rows may follow.
+        """
+
+    def expect_rows(self, end: int) -> None:
+        """Rows of so many tokens are about to come."""
+
+    def import_rows(self, begin: int, end: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def read_rows(self, fd: int, offset: int, begin: int, end: int) -> int:
+        """
+        import_rows from an open file; returns the XXH64 of the bytes, which the caller compares.
+        """
+
+    def finish_restore(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+        """
+        All tokens of the restored state; window rows are missing until complete().
+        """
+
+    def export_frontier(self) -> NDArray[numpy.uint8]:
+        """Window rows, open pair and last row at the position: uint8 array."""
+
+    def import_frontier(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def read_frontier(self, fd: int, offset: int, bytes: int, sum: int) -> None:
+        """import_frontier from an open file whose XXH64 must be `sum`."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of cache segments that only this session uses."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of cache segments that forks use as well."""
+
+    @property
+    def shares(self) -> bool:
+        """Do forks share memory (else they copy it)?"""
+
+    def replay_start(self, position: int) -> int:
+        """The first token of the cone that a replay of `position` runs."""
+
+def xxh64(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int = 0) -> int:
+    """XXH64 of the bytes."""

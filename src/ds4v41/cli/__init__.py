@@ -1,4 +1,4 @@
-"""The command line: `ds4v41 generate | chat | inspect | convert | verify | pull | bench`.
+"""The command line: `ds4v41 generate | chat | inspect | convert | verify | pull | bench | store`.
 
 Exit codes: 0 done, 1 it failed (the message is on stderr), 2 the command was given wrongly, 130 interrupted by Ctrl-C.
 Results go to stdout, everything else (progress, statistics, errors) to stderr.

@@ -40,6 +40,7 @@ def build_parser() -> ArgumentParser:
     _add_pull(commands)
     _add_synth(commands)
     _add_bench(commands)
+    _add_store(commands)
     return parser
 
 
@@ -75,6 +76,17 @@ def _command(commands: Any, name: str, module: str, summary: str, epilog: str = 
     )
     parser.set_defaults(module=module)
     return parser
+
+
+def _add_store(commands: Any) -> None:
+    parser = _command(commands, "store", "store", "look at, check or shrink a KV store on disk")
+    parser.add_argument("action", choices=("ls", "stats", "verify", "prune"), help="what to do")
+    parser.add_argument("path", help="the store's folder")
+    parser.add_argument(
+        "--budget", metavar="SIZE", help='the budget to hold, such as "64 GiB"; default: what a program would get'
+    )
+    parser.add_argument("--dry-run", action="store_true", help="prune: only say what would go")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_generate(commands: Any) -> None:

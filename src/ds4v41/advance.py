@@ -1,0 +1,110 @@
+"""Bringing a session to a prompt at the least cost, and keeping what it has in a store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import StoreError
+from .kvstore.find import Found
+from .kvstore.format import Prefixes
+from .kvstore.results import PutResult
+from .kvstore.store import FRESH
+from .reuse import Choice, choose, common_prefix, why_not_more
+
+if TYPE_CHECKING:
+    from .session import Session
+
+MAX_TRIES = 32
+WORTH_A_LOOK = 2
+"""The store is asked when more tokens than this would have to be run."""
+BRANCH_WEIGHT = 4.0
+
+
+def reuse(session: Session, ids: NDArray[np.int32]) -> int:
+    """Bring the session to a prefix of `ids` [n] and return its length; n itself only when the last logits are known.
+    Sets the session's stats."""
+    ext, store, stats = session._ext, session._store, session._stats
+    have = np.asarray(ext.tokens, np.int32)
+    common = common_prefix(have, ids)
+    if common == len(ids) == len(have) and ext.last_logits() is not None:
+        stats.begin(common, "the session holds exactly this prompt")
+        return common
+    why = why_not_more(len(have), len(ids), common)
+    prefixes = Prefixes(session._root(), ids) if store is not None else None
+
+    def live_again(position: int) -> int:
+        return 0 if ext.reaches(position) else position - ext.replay_start(position)
+
+    for _ in range(MAX_TRIES):
+        plain = choose(len(ids), common, live_again, ext.replay_start, None)
+        found = None
+        if store is not None and prefixes is not None and plain.cost > WORTH_A_LOOK:
+            found = store.find(prefixes)
+        at = choose(len(ids), common, live_again, ext.replay_start, found)
+        if not at.stored or found is None or prefixes is None:
+            return _stay(session, at, why)
+        try:
+            return _restore(session, ids, prefixes, found, at, common, why)
+        except StoreError as error:
+            # The damaged object is gone from the store by now; what the session still has counts on.
+            have = np.asarray(ext.tokens, np.int32)
+            common = common_prefix(have, ids)
+            why = f"{why}; a stored page could not be used ({error})"
+    return _stay(session, choose(len(ids), common, live_again, ext.replay_start, None), why)
+
+
+def _stay(session: Session, at: Choice, why: str) -> int:
+    again = session._ext.rewind(at.position)
+    if at.again:
+        why += f"; window rows at {at.position:,} were no longer kept: {again:,} tokens replayed"
+    session._stats.begin(at.position, why, replayed=again)
+    return at.position
+
+
+def _restore(
+    session: Session, ids: NDArray[np.int32], prefixes: Prefixes, found: Found, at: Choice, common: int, why: str
+) -> int:
+    ext, store = session._ext, session._store
+    assert store is not None
+    keep = min(common, at.position)
+    pages = [page for page in found.path_to(at.position) if page.end > keep]
+    ext.begin_restore(keep)
+    store.load(ext, pages)
+    ext.finish_restore(ids[: at.position])
+    position, again = at.position, 0
+    if at.frontier is not None:
+        store.load_frontier(ext, at.frontier)
+        if position == len(ids) and ext.last_logits() is None:
+            position -= 1
+            again = ext.rewind(position)
+    else:
+        again = ext.complete()
+    note = f"{at.position - keep:,} tokens restored from the store"
+    if again:
+        note += f", {again:,} replayed since no frontier is kept at {position:,}"
+    if found.reach < len(ids):
+        note += f", which has {found.reach:,} of these {len(ids):,}"
+    session._stats.begin(position, f"{note}; {why}", replayed=again, restored=at.position - keep)
+    store.touch([*found.path_to(at.position), *([at.frontier] if at.frontier else [])])
+    if at.frontier is None:
+        # Another chain branches off here: the next one that comes this way finds a frontier.
+        store.put(ext, Prefixes(prefixes.root, ids[:position]), session.model.numerics_id, weight=BRANCH_WEIGHT)
+    return position
+
+
+def checkpoint(session: Session, branch: bool = False) -> PutResult | None:
+    """Store what is new of the session's state, if it has a store. branch: others will go on from here as well."""
+    store = session._store
+    if store is None or session.closed or session._unsafe is not None:
+        return None
+    session.drop_ahead()
+    if session.position == 0 or not session._ext.ready:
+        return None
+    tokens = np.asarray(session._ext.tokens, np.int32)
+    weight = BRANCH_WEIGHT if branch else FRESH
+    result = store.put(session._ext, Prefixes(session._root(), tokens), session.model.numerics_id, weight=weight)
+    session._stats.stored = result
+    return result

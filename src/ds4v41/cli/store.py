@@ -1,0 +1,91 @@
+"""`ds4v41 store`: what a KV store holds, and looking after it."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from ..errors import StoreError
+from ..kvstore import KVStore
+from ..kvstore.format import KIND_NAMES
+from ..machine import human
+from .output import console, print_json
+
+FAILED = 1
+
+
+def run(args: Namespace) -> int:
+    """Run one of ls, stats, verify, prune; 1 when verify finds damage."""
+    folder = Path(args.path).expanduser()
+    if not (folder / "objects").is_dir():
+        raise StoreError(f"{folder}: there is no store here (a store has a folder objects and an index.sqlite)")
+    with KVStore(folder, budget=args.budget) as store:
+        command = {"ls": _ls, "stats": _stats, "verify": _verify, "prune": _prune}[args.action]
+        return command(store, args)
+
+
+def _ls(store: KVStore, args: Namespace) -> int:
+    rows = [
+        {
+            "id": item.id.hex(),
+            "kind": KIND_NAMES[item.kind],
+            "begin": item.begin,
+            "end": item.end,
+            "bytes": item.bytes,
+            "after": item.parent.hex()[:16],
+            "node": item.node.hex()[:16],
+            "score": round(item.value(store.tick), 3),
+        }
+        for item in store.ls()
+    ]
+    if args.json:
+        print_json(rows)
+        return 0
+    from rich.table import Table
+
+    table = Table("object", "kind", "positions", "bytes", "follows", "prefix", "score")
+    for row in rows:
+        table.add_row(
+            str(row["id"])[:16], str(row["kind"]), f"{row['begin']:,} .. {row['end']:,}", human(int(str(row["bytes"]))),
+            str(row["after"]), str(row["node"]), str(row["score"]),
+        )  # fmt: skip
+    console(sys.stdout).print(table)
+    return 0
+
+
+def _stats(store: KVStore, args: Namespace) -> int:
+    stats = store.stats()
+    if args.json:
+        print_json(stats.as_dict())
+    else:
+        print(stats)
+        if stats.foreign_bytes:
+            print(f"{human(stats.foreign_bytes)} in files that are not the store's; they count against its budget")
+    return 0
+
+
+def _verify(store: KVStore, args: Namespace) -> int:
+    result = store.verify()
+    if args.json:
+        print_json({name: getattr(result, name) for name in result.__slots__} | {"clean": result.clean})
+    else:
+        for title, names in (
+            ("damaged", result.damaged), ("missing", result.missing), ("not in the index", result.unlisted)
+        ):  # fmt: skip
+            for name in names:
+                print(f"{title}: {name}")
+        print(f"{result.checked:,} objects, {human(result.bytes)} read: {'clean' if result.clean else 'NOT clean'}")
+    return 0 if result.clean else FAILED
+
+
+def _prune(store: KVStore, args: Namespace) -> int:
+    result = store.prune(dry_run=args.dry_run)
+    if args.json:
+        print_json({name: getattr(result, name) for name in result.__slots__})
+        return 0
+    for name in result.names:
+        print(f"{'would delete' if result.dry_run else 'deleted'}: {name}")
+    word = "would free" if result.dry_run else "freed"
+    print(f"{word} {human(result.freed_bytes)}; {human(result.disk_bytes)} of {human(result.budget)} in use")
+    return 0

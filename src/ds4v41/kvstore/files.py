@@ -1,0 +1,178 @@
+"""Payload files: written aside, synced, renamed; read with every length and checksum looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import StoreError
+from .format import HEADER_BYTES, PAGE, Header, checksum
+
+DISK_BLOCK = 4096
+HOST = socket.gethostname()
+
+
+def disk_bytes(n: int) -> int:
+    """What a file of n bytes takes on disk."""
+    return -(-n // DISK_BLOCK) * DISK_BLOCK
+
+
+class Files:
+    """The objects of a store in a folder: objects/<64 hex digits>.page or .frontier, tmp/ while being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.objects = folder / "objects"
+        self.tmp = folder / "tmp"
+        self.written = 0
+
+    def create(self) -> None:
+        """Make the folders (mode 0700); raises OSError where that is not possible."""
+        for path in (self.folder, self.objects, self.tmp):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def path(self, name: bytes, kind: int) -> Path:
+        """Where an object is."""
+        return self.objects / (name.hex() + (".page" if kind == PAGE else ".frontier"))
+
+    def folder_bytes(self) -> int:
+        """What the folders themselves take on disk."""
+        return sum(os.stat(path).st_blocks * 512 for path in (self.folder, self.objects, self.tmp))
+
+    def write(self, header: Header, tokens: NDArray[np.int32], payload: NDArray[np.uint8]) -> Path:
+        """Write one object to a file aside and sync it; `publish` gives it its name."""
+        path = self.tmp / f"{HOST}.{os.getpid()}.{uuid.uuid4().hex}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            for part in (header.pack(), tokens.tobytes(), payload.data):
+                view = memoryview(part).cast("B")
+                while view:
+                    done = os.write(fd, view)
+                    self.written += done
+                    view = view[done:]
+            os.fsync(fd)
+        except BaseException:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        os.close(fd)
+        return path
+
+    def publish(self, aside: Path, header: Header) -> None:
+        """Rename a file that was written aside to its own name; `sync` makes that last."""
+        path = self.path(header.id, header.kind)
+        os.replace(aside, path)
+
+    def discard(self, aside: Path) -> None:
+        """Forget what was written aside and has no name yet."""
+        aside.unlink(missing_ok=True)
+
+    def sync(self) -> None:
+        """Make the renames durable."""
+        sync_folder(self.objects)
+
+    def open(self, name: bytes, kind: int) -> tuple[int, Header]:
+        """(descriptor, header) of an object whose length and header are right; the caller closes the descriptor."""
+        path = self.path(name, kind)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            header = Header.unpack(os.pread(fd, HEADER_BYTES, 0), str(path))
+            size = os.fstat(fd).st_size
+            if header.id != name or header.kind != kind:
+                raise StoreError(f"{path}: the content belongs to another name")
+            if size != header.file_bytes:
+                raise StoreError(f"{path}: expected {header.file_bytes:,} bytes, found {size:,}")
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd, header
+
+    def tokens(self, name: bytes) -> NDArray[np.int32]:
+        """The token ids of a page, checked."""
+        fd, header = self.open(name, PAGE)
+        with closing_fd(fd):
+            data = np.frombuffer(os.pread(fd, 4 * header.n_tokens, HEADER_BYTES), np.uint8)
+        if len(data) != 4 * header.n_tokens or checksum(data) != header.tokens_sum:
+            raise StoreError(f"{header.source}: the token ids are damaged (checksum)")
+        return data.view("<i4")
+
+    def payload(self, name: bytes, kind: int) -> NDArray[np.uint8]:
+        """The payload of an object, checked."""
+        fd, header = self.open(name, kind)
+        with closing_fd(fd):
+            return read_payload(fd, header)
+
+    def remove(self, name: bytes, kind: int) -> None:
+        """Delete an object; no harm when it is gone already."""
+        self.path(name, kind).unlink(missing_ok=True)
+
+    def walk(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Every file and folder below the store's folder."""
+        waiting = [self.folder]
+        while waiting:
+            with contextlib.suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    try:
+                        stat = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(Path(entry.path))
+                    yield Path(entry.path), stat
+
+    def stale(self) -> Iterator[Path]:
+        """Files aside whose writer is dead (as far as this host can tell)."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.tmp) as entries:
+            for entry in entries:
+                host, _, rest = entry.name.rpartition(".")[0].rpartition(".")
+                if host == HOST and rest.isdigit() and not alive(int(rest)):
+                    yield Path(entry.path)
+
+
+def read_payload(fd: int, header: Header) -> NDArray[np.uint8]:
+    """All of an open file's payload, checked."""
+    data = np.empty(header.payload_bytes, np.uint8)
+    done = 0
+    while done < len(data):
+        got = os.preadv(fd, [data.data[done:]], header.payload_offset + done)
+        if got == 0:
+            raise StoreError(f"{header.source}: the file ends {len(data) - done:,} bytes early")
+        done += got
+    if checksum(data) != header.payload_sum:
+        raise StoreError(f"{header.source}: the payload is damaged (checksum)")
+    return data
+
+
+@contextlib.contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """Closes the descriptor at the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames in a folder durable, where the system can."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with closing_fd(fd):
+            os.fsync(fd)
+
+
+def alive(pid: int) -> bool:
+    """Does a process of this host have this number?"""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,435 @@
+"""KVStore: states of conversations by prefix, in a folder or in memory, within a budget."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError, StoreError
+from ..machine import human
+from .files import HOST, Files, closing_fd, disk_bytes
+from .find import Found, find
+from .format import BLOCK, FULL, KIND_NAMES, PAGE, Header, Prefixes, checksum
+from .index import Index, Use
+from .memory_files import MemoryFiles
+from .policy import Item, off_ladder, victims
+from .results import PruneResult, PutResult, StoreStats, VerifyResult
+from .sizes import default_budget, parse_size
+from .upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from .. import _ext
+
+log = logging.getLogger("ds4v41.kvstore")
+RESCAN_PUTS = 64
+USES_AT_ONCE = 64
+FRESH = 2.0
+"""Score of what has just been put."""
+MARGIN = 256 << 10
+"""Room that a put leaves for what the index grows by."""
+_New = tuple[Header, NDArray[np.int32], NDArray[np.uint8]]
+
+
+class KVStore:
+    """Pages and frontiers of conversations, found again by their tokens.
+
+    path: a folder (made with mode 0700), shared by any number of processes; None keeps everything in memory, shared
+        by the sessions of this process.
+    budget: bytes, or text such as "64 GiB"; everything below the folder counts. None: 64 GiB or a quarter of the free
+        disk, whichever is less (1 GiB in memory).
+
+    Opening never deletes anything. Raises StoreError when the folder cannot be made or read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, budget: int | str | None = None) -> None:
+        if path is not None and not isinstance(path, (str, os.PathLike)):
+            raise OptionError(f"path: expected text, a path or None, found {path!r}")
+        self.path = None if path is None else Path(path).expanduser()
+        self._given = None if budget is None else parse_size("budget", budget)
+        self._files: Files | MemoryFiles = MemoryFiles() if self.path is None else Files(self.path)
+        self._lock = threading.RLock()
+        self._damaged: list[str] = []
+        self._restored = 0
+        self._uses: list[Use] = []
+        self._puts = 0
+        self._open()
+        self.budget = self._given or (1 << 30 if self.path is None else default_budget(self.path, self._overhead()))
+        self._warn_once()
+
+    def _open(self) -> None:
+        if self.path is None:
+            self._index = Index(None)
+        else:
+            try:
+                self._files.create()
+                self._index = open_index(self.path, log)
+            except PermissionError as error:
+                raise StoreError(f"{self.path}: this folder cannot be written to ({error.strerror})") from error
+            except OSError as error:
+                raise StoreError(f"{self.path}: cannot be used as a store: {error}") from error
+        self._upkeep = Upkeep(self._files, self._index)
+        self._upkeep.adopt()
+
+    def _warn_once(self) -> None:
+        used = self._usage()
+        if used > self.budget:
+            log.warning(
+                "%s holds %s, more than its budget of %s: the next put or prune() will delete the least useful part",
+                self.path, human(used), human(self.budget),
+            )  # fmt: skip
+
+    # ---- looking ----------------------------------------------------------------------------------------------
+
+    def find(self, prefixes: Prefixes, partial: bool = True) -> Found:
+        """What is stored of these tokens."""
+        return find(self._index, self._files.tokens, prefixes, partial)
+
+    def load(self, session: _ext.Session, pages: Sequence[Item]) -> None:
+        """Put the rows of pages into a session that is being restored. Raises StoreError at the first page that is
+        damaged or gone, after dropping it."""
+        if pages:
+            session.expect_rows(pages[-1].end)
+        for page in pages:
+            with self._dropping(page):
+                if isinstance(self._files, MemoryFiles):
+                    header, payload = self._files.rows(page.id)
+                    session.import_rows(header.begin, header.end, payload)
+                else:
+                    self._read(self._files, session, page)
+        if pages:
+            self._restored += pages[-1].end - pages[0].begin
+
+    @staticmethod
+    def _read(files: Files, session: _ext.Session, page: Item) -> None:
+        fd, header = files.open(page.id, PAGE)
+        with closing_fd(fd):
+            if header.payload_bytes != session.rows_bytes(header.begin, header.end):
+                raise StoreError(f"{header.source}: the rows have another size than this model's")
+            if session.read_rows(fd, header.payload_offset, header.begin, header.end) != header.payload_sum:
+                raise StoreError(f"{header.source}: the payload is damaged (checksum)")
+
+    def load_frontier(self, session: _ext.Session, frontier: Item) -> None:
+        """Put window rows into a session at the frontier's position. Raises StoreError as `load`."""
+        with self._dropping(frontier):
+            if isinstance(self._files, MemoryFiles):
+                session.import_frontier(self._files.payload(frontier.id, frontier.kind))
+                return
+            fd, header = self._files.open(frontier.id, frontier.kind)
+            with closing_fd(fd):
+                try:
+                    session.read_frontier(fd, header.payload_offset, header.payload_bytes, header.payload_sum)
+                except StoreError as error:
+                    raise StoreError(f"{header.source}: {error}") from None
+
+    @contextlib.contextmanager
+    def _dropping(self, item: Item) -> Iterator[None]:
+        """What is damaged is deleted and named, never used."""
+        try:
+            yield
+        except (StoreError, OSError) as error:
+            if not isinstance(error, (StoreError, FileNotFoundError)):
+                raise StoreError(f"{error}: the store cannot be read now") from error
+            with contextlib.suppress(OSError, sqlite3.Error):
+                self._index.delete([item.id])
+                self._unlink([item])
+            if not isinstance(error, FileNotFoundError):
+                text = f"{KIND_NAMES[item.kind]} of positions {item.begin:,} to {item.end:,}: {error}"
+                self._damaged.append(text)
+                log.warning("dropped a damaged %s", text)
+            raise StoreError(str(error)) from error
+
+    def touch(self, items: Sequence[Item], gain: float = 1.0, factor: float = 1.0, least: float = FRESH) -> None:
+        """These were useful: they stay longer. Written down with the next put, or when some have come together."""
+        with self._lock:
+            self._uses.append(([item.id for item in items], gain, factor, least))
+            if len(self._uses) >= USES_AT_ONCE:
+                self._write_uses()
+
+    def _write_uses(self) -> None:
+        uses, self._uses = self._uses, []
+        if uses:
+            with contextlib.suppress(sqlite3.Error), self._index.writing() as db:
+                self._index.touch(uses, db)
+
+    # ---- putting -----------------------------------------------------------------------------------------------
+
+    def put(
+        self, session: _ext.Session, prefixes: Prefixes, numerics: str, *, frontier: bool = True, weight: float = FRESH
+    ) -> PutResult:
+        """Store what is new of a session's state: the rows behind the deepest stored position, and a frontier.
+
+        Never raises for a full or failing disk: the result says what was not kept, and why.
+        """
+        position = len(prefixes)
+        if position == 0:
+            return PutResult(0, True)
+        with self._lock:
+            try:
+                return self._put(session, prefixes, numerics, frontier, weight)
+            except (OSError, sqlite3.Error, StoreError) as error:
+                why = f"not kept: {error}"
+                log.warning("%s: checkpoint at %s %s", self.path or "memory", position, why)
+                return PutResult(position, False, why=why)
+
+    def _put(
+        self, session: _ext.Session, prefixes: Prefixes, numerics: str, frontier: bool, weight: float
+    ) -> PutResult:
+        position = len(prefixes)
+        found = self.find(prefixes, partial=False)
+        new = [*self._new_pages(session, prefixes, numerics, found.whole)]
+        if frontier and position not in found.frontiers:
+            new.append(self._new_frontier(session, prefixes, numerics))
+        path = [*found.pages, *found.frontiers.values()]
+        if not new:
+            self.touch([*found.pages, *([found.frontiers[position]] if frontier else [])], 0.0)
+            return PutResult(position, True, why="it was stored before")
+        self._puts += 1
+        if self._puts % RESCAN_PUTS == 0:
+            self._upkeep.adopt()
+        self._write_uses()
+        need = sum(disk_bytes(header.file_bytes) for header, _, _ in new)
+        thinned = self._thin(found, position)
+        reservation, deleted, fits = self._make_room(need, {item.id for item in path} - thinned)
+        if not fits:
+            return PutResult(
+                position, False, why=f"not kept: it takes {human(need)}, the budget of {human(self.budget)} leaves less"
+            )
+        try:
+            size = self._write(new, reservation, weight)
+        except BaseException:
+            self._release(reservation)
+            raise
+        self.touch(found.pages, 0.0)
+        # What lies behind the tip is needed less: it is there for rewinds only.
+        behind = [f for p, f in found.frontiers.items() if p < position and f.value(f.tick) <= FRESH]
+        self.touch(behind, 0.0, 0.5, 0.0)
+        return PutResult(position, True, size, deleted + len(thinned))
+
+    def _new_pages(
+        self, session: _ext.Session, prefixes: Prefixes, numerics: str, begin: int
+    ) -> Iterator[_New]:
+        while begin < len(prefixes):
+            end = min(len(prefixes), (begin // BLOCK + 1) * BLOCK)
+            yield self._object(PAGE, begin, end, session.export_rows(begin, end), prefixes, numerics)
+            begin = end
+
+    def _new_frontier(self, session: _ext.Session, prefixes: Prefixes, numerics: str) -> _New:
+        at = len(prefixes)
+        return self._object(FULL, at, at, session.export_frontier(), prefixes, numerics)
+
+    @staticmethod
+    def _object(
+        kind: int, begin: int, end: int, payload: NDArray[np.uint8], prefixes: Prefixes, numerics: str
+    ) -> _New:
+        tokens = prefixes.tokens[begin:end]
+        raw = np.frombuffer(tokens.tobytes(), np.uint8)
+        header = Header(
+            kind, begin, end, len(tokens), len(payload), checksum(payload), checksum(raw), prefixes.root,
+            prefixes.node(begin), prefixes.start((end - 1) // BLOCK), prefixes.node(end), numerics, int(time.time()),
+        )  # fmt: skip
+        return header, tokens, payload
+
+    def _thin(self, found: Found, tip: int) -> set[bytes]:
+        """Frontiers of this chain that its ladder has no place for any more."""
+        now = self._index.tick()
+        kept = [p for p, item in found.frontiers.items() if item.value(now) > FRESH]  # others came this way too
+        gone = [found.frontiers[p] for p in off_ladder([*found.frontiers, tip], tip, kept)]
+        if gone:
+            self._index.delete([item.id for item in gone])
+            self._unlink(gone)
+        return {item.id for item in gone}
+
+    def _make_room(self, need: int, protected: set[bytes]) -> tuple[int, int, bool]:
+        """Reserve `need` bytes, deleting what is least useful: (reservation, objects deleted, whether it fits)."""
+        overhead = self._overhead() + min(MARGIN, self.budget // 16)
+        with self._index.writing() as db:
+            over = self._index.used(db) + overhead + need - self.budget
+            chosen: list[Item] = []
+            if over > 0:
+                now = self._index.tick()
+                chosen = victims(self._index.items(), over, protected, now)
+                if sum(item.bytes for item in chosen) < over:
+                    return 0, 0, False
+                db.executemany("DELETE FROM objects WHERE id=?", [(item.id,) for item in chosen])
+            freed = sum(item.bytes for item in chosen)  # not free before the files are gone
+            cursor = db.execute(
+                "INSERT INTO reservations(host, pid, bytes) VALUES (?,?,?)", (HOST, os.getpid(), need + freed)
+            )
+            reservation = int(cursor.lastrowid or 0)
+        if chosen:
+            log.info("%s: %d objects (%s) make room", self.path or "memory", len(chosen), human(freed))
+            try:
+                self._unlink(chosen)
+                with self._index.writing() as db:
+                    db.execute("UPDATE reservations SET bytes=? WHERE id=?", (need, reservation))
+            except BaseException:
+                self._release(reservation)
+                raise
+        return reservation, len(chosen), True
+
+    def _release(self, reservation: int) -> None:
+        with contextlib.suppress(sqlite3.Error), self._index.writing() as db:
+            db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
+
+    def _write(self, new: list[_New], reservation: int, weight: float) -> int:
+        before = self._files.written
+        aside: list[tuple[Path, Header]] = []
+        try:
+            for header, tokens, payload in new:
+                aside.append((self._files.write(header, tokens, payload), header))
+            size = self._files.written - before
+            # Names and rows appear under one lock, and files disappear under the same: see _unlink.
+            with self._index.writing() as db:
+                for path, header in aside:
+                    self._files.publish(path, header)
+                self._files.sync()
+                self._index.insert((header for _, header in aside), weight, db)
+                db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
+                db.execute("UPDATE meta SET value=value+? WHERE key='written'", (size,))
+        except BaseException:
+            for path, _ in aside:
+                self._files.discard(path)
+            with contextlib.suppress(sqlite3.Error, OSError):
+                self._unlink([header for _, header in aside])
+            raise
+        self._index.shrink()
+        return size
+
+    def _unlink(self, objects: Sequence[Item | Header]) -> None:
+        """Delete files that no row names. Under the lock of the index, so that nobody is just about to list one."""
+        if not objects:
+            return
+        with self._index.writing() as db:
+            for item in objects:
+                if db.execute("SELECT 1 FROM objects WHERE id=?", (item.id,)).fetchone() is None:
+                    self._files.remove(item.id, item.kind)
+
+    # ---- looking after it ----------------------------------------------------------------------------------------
+
+    def _overhead(self) -> int:
+        """Bytes on disk that are no objects: index, folders, foreign files, leftovers of writers."""
+        return self._upkeep.overhead + self._files.folder_bytes() + self._index.file_bytes()
+
+    def _usage(self) -> int:
+        with self._index.reading() as db:
+            return self._index.used(db) + self._overhead()
+
+    def stats(self) -> StoreStats:
+        """Counts and bytes, now."""
+        counts = self._index.counts()
+        self._upkeep.scan()
+        pages = [v for (_, kind), v in counts.items() if kind == PAGE]
+        others = [v for (_, kind), v in counts.items() if kind != PAGE]
+        return StoreStats(
+            path=str(self.path) if self.path else "memory",
+            budget=self.budget,
+            disk_bytes=self._usage(),
+            pages=sum(n for n, _ in pages),
+            page_bytes=sum(size for _, size in pages),
+            frontiers=sum(n for n, _ in others),
+            frontier_bytes=sum(size for _, size in others),
+            roots=len({root for root, _ in counts}),
+            foreign_bytes=self._upkeep.foreign,
+            written_bytes=self._index.written(),
+            restored_tokens=self._restored,
+            damaged=tuple(self._damaged),
+        )
+
+    def other_bytes(self, root: bytes) -> int:
+        """Bytes that belong to other models, modes or formats than this root's."""
+        return sum(size for (other, _), (_, size) in self._index.counts().items() if other != root)
+
+    def prune(self, *, budget: int | str | None = None, dry_run: bool = False) -> PruneResult:
+        """Bring the store below its budget (or a smaller one, this once); list what goes, or with dry_run would go.
+        Also removes what dead writers left, and takes in objects that the index does not know."""
+        limit = self.budget if budget is None else parse_size("budget", budget)
+        with self._lock:
+            self._write_uses()
+            adopted = self._upkeep.adopt()
+            leftovers = [] if dry_run else self._upkeep.sweep()
+            chosen = self._surplus(limit)
+            if not dry_run:
+                self._delete(chosen)
+            names = tuple(f"{KIND_NAMES[i.kind]} {i.begin}-{i.end} {i.id.hex()[:16]}" for i in chosen)
+            freed = sum(item.bytes for item in chosen)
+            return PruneResult(dry_run, names, freed, adopted, len(leftovers), self._usage(), limit)
+
+    def _surplus(self, limit: int) -> list[Item]:
+        """What has to go so that the store takes `limit` bytes."""
+        with self._index.reading() as db:
+            over = self._index.used(db) + self._overhead() + min(MARGIN, limit // 16) - limit
+            return victims(self._index.items(), over, (), self._index.tick())
+
+    def _delete(self, items: Sequence[Item]) -> None:
+        """Delete objects: first the rows, so that no other process counts on the files; on a disk that is full to the
+        last byte, where the index cannot write either, first the files (others will then miss them)."""
+        if not items:
+            return
+        names = [item.id for item in items]
+        try:
+            self._index.delete(names)
+        except sqlite3.OperationalError:
+            for item in items:
+                self._files.remove(item.id, item.kind)
+            self._index.delete(names)
+        self._unlink(items)
+        self._index.shrink()
+
+    def verify(self) -> VerifyResult:
+        """Read every object and compare every checksum; deletes nothing."""
+        return self._upkeep.verify()
+
+    @property
+    def tick(self) -> int:
+        """The store's own time: it goes on by one with each use."""
+        return self._index.tick()
+
+    def ls(self) -> list[Item]:
+        """Every object, by position."""
+        return sorted(self._index.items(), key=lambda i: (i.begin, i.end, i.id))
+
+    def close(self) -> None:
+        """Close the index; the store stays on disk."""
+        self._write_uses()
+        self._index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<KVStore {self.path or 'in memory'}: budget {human(self.budget)}>"
+
+
+def open_index(folder: Path, log: logging.Logger) -> Index:
+    """The index of a folder. A damaged one is set aside (not deleted) and made again from the objects."""
+    path = folder / "index.sqlite"
+    try:
+        index = Index(path)
+        with index.reading() as db:
+            db.execute("SELECT COUNT(*) FROM objects").fetchone()
+        return index
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise StoreError(f"{path}: cannot be opened: {error}") from error
+        aside = folder / f"index.damaged.{int(time.time())}.{os.getpid()}"
+        log.warning("%s is damaged (%s): moved to %s, made again from the pages", path, error, aside.name)
+        for ending in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(f"{path}{ending}", f"{aside}{ending}")
+        return Index(path)

@@ -1,0 +1,69 @@
+"""A model small enough for thousands of steps, with every part that a state depends on, and long contexts."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ds4v41
+from ds4v41.synth import tiny_config, write_official
+
+WINDOW, LAYERS = 8, 5
+CONE = LAYERS * (WINDOW - 1) + 1  # tokens that a replay runs at most
+
+SHAPE = dict(  # noqa: C408
+    vocab_size=320, hidden_size=64, moe_intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=2,
+    head_dim=32, qk_rope_head_dim=16, q_lora_rank=32, o_lora_rank=32, o_groups=2, max_position_embeddings=1 << 17,
+    sliding_window=WINDOW, n_routed_experts=4, num_experts_per_tok=2, compress_ratios=(0, 2, 2, 1, 1),
+    kv_source_layer_ids=(1, 3), index_source_layer_ids=(1, 2, 3, 4), index_n_heads=2, index_head_dim=32, index_topk=8,
+    candidate_source_layer_id=3, candidate_topk_blocks=4, candidate_block_size=4, engram_layer_ids=(1, 3),
+    engram_vocab_size=200, num_nextn_predict_layers=0, dspark_target_layer_ids=(),
+)  # fmt: skip
+
+
+@cache
+def folder(seed: int = 1) -> Path:
+    path = Path(mkdtemp(prefix="ds4v41-test-")) / f"model{seed}"
+    write_official(path, tiny_config(**SHAPE), seed=seed)
+    return path
+
+
+@cache
+def model(seed: int = 1) -> ds4v41.Model:
+    return ds4v41.Model.open(folder(seed), threads=1)
+
+
+def session(retain: int = 24, chunk: int = 16, context: int = 4096, **options: object) -> ds4v41.Session:
+    return model().session(context, retain=retain, chunk=chunk, **options)
+
+
+def tokens(n: int, seed: int = 0) -> NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(5, 320, n).astype(np.int32)
+
+
+class Reference:
+    """What an uninterrupted session gives: logits and live state after any token list, remembered."""
+
+    def __init__(self, most: int = 4096) -> None:
+        self._session = session(retain=0, chunk=64, context=most)
+        self._known: dict[bytes, tuple[NDArray[np.float32], bytes]] = {}
+
+    def after(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.float32], bytes]:
+        key = ids.astype("<i4").tobytes()
+        if key not in self._known:
+            ext = self._session._ext
+            ext.truncate(0)
+            row = np.zeros((1, 0), np.float32)
+            for at in range(0, len(ids), 64):
+                row = np.asarray(ext.run(ids[at : at + 64], "last"))
+            self._known[key] = (row[0], bytes(ext.live_bytes()))
+        return self._known[key]
+
+
+@cache
+def reference() -> Reference:
+    return Reference()

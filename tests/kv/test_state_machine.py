@@ -1,0 +1,141 @@
+"""E3: whatever a session went through, it continues with the bits of one that never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+from hypothesis import event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import ds4v41
+
+from .support import model, reference, session, tokens
+
+MOST = 1500
+
+
+class Machine(RuleBasedStateMachine):
+    """Sessions with their expected tokens; every rule acts on one of them and compares bits with a fresh run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: list[tuple[ds4v41.Session, list[int]]] = []
+        self.store: ds4v41.KVStore | None = None
+        self.folder = Path(mkdtemp(prefix="ds4v41-e3-"))
+        self.saved: list[tuple[Path, list[int]]] = []
+        self.seen: list[list[int]] = []
+
+    @initialize(on_disk=st.booleans(), retain=st.sampled_from([0, 3, 24]), chunk=st.sampled_from([1, 5, 16, 64]))
+    def begin(self, on_disk: bool, retain: int, chunk: int) -> None:
+        self.options = {"retain": retain, "chunk": chunk}
+        self.store = ds4v41.KVStore(self.folder / "store" if on_disk else None, budget="64 MiB")
+        self.sessions.append((session(store=self.store, **self.options), []))
+
+    def teardown(self) -> None:
+        for s, _ in self.sessions:
+            s.close()
+        if self.store is not None:
+            self.store.close()
+
+    def pick(self, which: int) -> tuple[ds4v41.Session, list[int]]:
+        return self.sessions[which % len(self.sessions)]
+
+    def check(self, s: ds4v41.Session, ids: list[int], row: np.ndarray | None = None) -> None:
+        assert list(s.tokens) == ids
+        if not ids:
+            return
+        want, live = reference().after(np.array(ids, np.int32))
+        if row is not None:
+            np.testing.assert_array_equal(row.view(np.uint32), want.view(np.uint32))
+        s._ext.complete()
+        assert bytes(s._ext.live_bytes()) == live
+
+    @rule(which=st.integers(0, 3), n=st.sampled_from([1, 2, 7, 30, 90, 300]), seed=st.integers(0, 3))
+    def prefill(self, which: int, n: int, seed: int) -> None:
+        s, ids = self.pick(which)
+        if len(ids) + n > MOST:
+            return
+        more = tokens(n, seed + len(ids)).tolist()
+        row = s.prefill(more)
+        ids.extend(more)
+        assert row is not None
+        self.check(s, ids, row[0])
+
+    @rule(which=st.integers(0, 3), n=st.integers(1, 4), seed=st.integers(0, 3))
+    def step(self, which: int, n: int, seed: int) -> None:
+        s, ids = self.pick(which)
+        for token in tokens(n, seed).tolist():
+            if len(ids) >= MOST:
+                return
+            row = s.step([token])[0]
+            ids.append(token)
+            self.check(s, ids, row)
+
+    @rule(which=st.integers(0, 3), back=st.one_of(st.integers(0, 12), st.integers(0, 400)), far=st.booleans())
+    def rewind(self, which: int, back: int, far: bool) -> None:
+        s, ids = self.pick(which)
+        to = max(0, len(ids) - back) if not far else min(len(ids), back)
+        self.seen.append(list(ids))
+        s.rewind(to)
+        del ids[to:]
+        assert s.position == to
+        self.check(s, ids)
+
+    @precondition(lambda self: len(self.sessions) < 4)
+    @rule(which=st.integers(0, 3))
+    def fork(self, which: int) -> None:
+        s, ids = self.pick(which)
+        self.sessions.append((s.fork(), list(ids)))
+
+    @rule(which=st.integers(0, 3))
+    def save(self, which: int) -> None:
+        s, ids = self.pick(which)
+        path = self.folder / f"{len(self.saved)}.session"
+        s.save(path)
+        self.saved.append((path, list(ids)))
+
+    @precondition(lambda self: self.saved)
+    @rule(which=st.integers(0, 3), saved=st.integers(0, 9))
+    def load(self, which: int, saved: int) -> None:
+        path, ids = self.saved[saved % len(self.saved)]
+        s, _ = self.sessions.pop(which % len(self.sessions))
+        s.close()
+        fresh = model().load_session(path, 4096, store=self.store, **self.options)
+        self.sessions.append((fresh, list(ids)))
+        self.check(fresh, ids)
+
+    @rule(which=st.integers(0, 3), cut=st.integers(0, 400), n=st.sampled_from([0, 1, 10, 300]), seed=st.integers(0, 3))
+    def diverge(self, which: int, cut: int, n: int, seed: int) -> None:
+        """A prompt that shares a prefix with something seen before, by whichever session."""
+        s, ids = self.pick(which)
+        old = [*self.seen, *(other for _, other in self.sessions)]
+        base = old[cut % len(old)]
+        prompt = (base[: max(0, len(base) - cut)] + tokens(n, seed).tolist())[:MOST]
+        if not prompt:
+            return
+        self.seen.append(list(ids))
+        row = s.advance_to(np.array(prompt, np.int32))
+        ids[:] = prompt
+        assert s.stats.reused + s.stats.prefilled == len(prompt)
+        event(f"restored {s.stats.restored > 0}, replayed {s.stats.replayed > 1}, kept {s.stats.reused > 0}")
+        self.check(s, ids, row)
+
+    @rule(which=st.integers(0, 3))
+    def restart(self, which: int) -> None:
+        """The process went away: a new session finds what the store has."""
+        s, ids = self.sessions.pop(which % len(self.sessions))
+        self.seen.append(list(ids))
+        s.close()
+        self.sessions.append((session(store=self.store, **self.options), []))
+
+    @invariant()
+    def same_tokens(self) -> None:
+        for s, ids in self.sessions:
+            assert s.position == len(ids)
+
+
+TestE3 = Machine.TestCase
+TestE3.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
