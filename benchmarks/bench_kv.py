@@ -81,7 +81,7 @@ class Bench:
         name = f"{n:,}"
         store = ds4v41.KVStore(self.folder / f"store{n}", budget="8 GiB")
         s = self.model.session(n + 64, store=store)
-        s._ext.fill(n)
+        s._ext.fill_for_benchmark(n, 1)
         ids = np.array(s.tokens, np.int32)
         s._ext.truncate(n - 2)
         seconds = timed(lambda: s.advance_to(ids))  # two tokens are run, then everything is put

@@ -28,41 +28,6 @@ Out<uint8_t> export_rows(SessionHandle& h, int64_t begin, int64_t end) {
   return out;
 }
 
-// Whatever bytes, as long as they look like those of a real conversation: for benchmarks of the released shape, whose
-// weights need not be there.
-int fill(Session& s, int64_t n, uint64_t seed) {
-  State& state = s.state();
-  if (n < 1 || n > state.context()) throw ContextError("[fill] expected 1 .. context tokens");
-  std::vector<int32_t> tokens(static_cast<size_t>(n));
-  uint64_t x = seed * 2 + 1;
-  const auto next = [&x] {
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    return x;
-  };
-  for (auto& t : tokens) t = static_cast<int32_t>(next() % static_cast<uint64_t>(s.model().shape.vocab));
-  const auto noise = [&](uint8_t* p, size_t bytes) {
-    size_t i = 0;
-    for (; i + 8 <= bytes; i += 8) {
-      const uint64_t w = next() & 0x7777777777777777u;  // no NaN in any of the formats
-      std::memcpy(p + i, &w, 8);
-    }
-    for (; i < bytes; ++i) p[i] = static_cast<uint8_t>(next() & 0x77);
-  };
-  state.begin_restore(0);
-  std::vector<uint8_t> rows;
-  for (int64_t p = 0; p < n; p += 2048) {
-    const int64_t end = p + 2048 < n ? p + 2048 : n;
-    rows.resize(state.rows_bytes(p, end));
-    noise(rows.data(), rows.size());
-    state.import_rows(p, end, rows.data(), rows.size());
-  }
-  state.finish_restore(tokens.data(), n);
-  state.fill_windows(noise);
-  return 0;
-}
-
 }  // namespace
 
 void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
@@ -76,7 +41,7 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
            "Compressed and index rows that tokens begin .. end - 1 complete: uint8 array.")
       .def("begin_restore",
            [](SessionHandle& h, int64_t keep) {
-             h.call([=](Session& s, Poll*) { return s.state().begin_restore(keep), 0; });
+             h.call([=](Session& s, Poll*) { return s.begin_restore(keep), 0; });
            },
            nb::arg("keep"), "Keeps the rows of the first tokens and drops the rest; rows may follow.")
       .def("expect_rows",
@@ -96,7 +61,7 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
       .def("finish_restore",
            [](SessionHandle& h, const Tokens& tokens) {
              h.call([&](Session& s, Poll*) {
-               return s.state().finish_restore(tokens.data(), static_cast<int64_t>(tokens.size())), 0;
+               return s.finish_restore(tokens.data(), static_cast<int64_t>(tokens.size())), 0;
              });
            },
            nb::arg("tokens"), "All tokens of the restored state; window rows are missing until complete().")
@@ -123,11 +88,7 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
       .def("replay_start", [](SessionHandle& h, int64_t p) {
              return with([p](Session& s) { return s.state().replay_start(p); })(h);
            },
-           nb::arg("position"), "The first token of the cone that a replay of `position` runs.")
-      .def("fill", [](SessionHandle& h, int64_t n, uint64_t seed) {
-             h.call([=](Session& s, Poll*) { return fill(s, n, seed); });
-           },
-           nb::arg("n"), nb::arg("seed") = 1, "For benchmarks: a state of n random tokens and random rows.");
+           nb::arg("position"), "The first token of the cone that a replay of `position` runs.");
   m.def(
       "xxh64",
       [](const Bytes& data, uint64_t seed) {

@@ -94,8 +94,8 @@ void bind_session(nb::module_& m) {
       .def_ro("position", &Mark::position)
       .def_ro("valid", &Mark::valid);
   nb::class_<SessionHandle> session(m, "Session", "State and runs of one session.");
-  session.def(nb::init<nb::object, int64_t, int64_t, int64_t, nb::object>(), nb::arg("model"), nb::arg("context"), nb::arg("retain"),
-           nb::arg("chunk"), nb::arg("drafter").none() = nb::none())
+  session.def(nb::init<nb::object, int64_t, int64_t, int64_t, nb::object>(), nb::arg("model"), nb::arg("context"),
+           nb::arg("retain"), nb::arg("chunk"), nb::arg("drafter").none() = nb::none())
       .def(
           "run",
           [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::object tick) {

@@ -79,8 +79,8 @@ class SessionHandle {
       : model_(std::move(model)), drafter_(std::move(drafter)) {
     session_.reset(new Session(model_of(model_), context, retain, chunk, drafter_of(drafter_)));
   }
-  SessionHandle(nb::object model, std::unique_ptr<Session> session)
-      : model_(std::move(model)), session_(session.release()) {}
+  SessionHandle(nb::object model, nb::object drafter, std::unique_ptr<Session> session)
+      : model_(std::move(model)), drafter_(std::move(drafter)), session_(session.release()) {}
 
   class Turn {
    public:
@@ -108,15 +108,6 @@ class SessionHandle {
     return rows == 0 ? std::nullopt : std::optional(std::move(out));
   }
 
-  // Calls f(session, poll) in a turn of its own, without the GIL.
-  template <class F>
-  auto call(F f) {
-    const Turn turn(*this);
-    decltype(f(*session_, static_cast<Poll*>(nullptr))) result{};
-    guarded(nb::none(), [&](Poll* poll) { result = f(*session_, poll); });
-    return result;
-  }
-
   void draft_start(int32_t anchor, int n_rows) {
     const Turn turn(*this);
     guarded(nb::none(), [&](Poll* poll) { drafter().start(anchor, n_rows, poll); });
@@ -138,9 +129,18 @@ class SessionHandle {
     return *session_->drafter();
   }
 
+  // Calls f(session, poll) in a turn of its own, without the GIL.
+  template <class F>
+  auto call(F f) {
+    const Turn turn(*this);
+    decltype(f(*session_, static_cast<Poll*>(nullptr))) result{};
+    guarded(nb::none(), [&](Poll* poll) { result = f(*session_, poll); });
+    return result;
+  }
+
   SessionHandle* fork() {
     const Turn turn(*this);
-    return new SessionHandle(model_, session_->fork());
+    return new SessionHandle(model_, drafter_, session_->fork());
   }
 
   std::optional<Out<float>> last_logits() {

@@ -71,8 +71,7 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_
   cos_ = reinterpret_cast<float*>(take());
   sin_ = reinterpret_cast<float*>(take());
   lay_out(model_->shape, model_->target->activations, model_->sizes.block, model_->sizes.block, at, &t_);
-  filled_ = state_.position();
-  state_.raise_extra_low(filled_);
+  restart();
 }
 
 Drafter::~Drafter() { backend_->free(own_base_, own_bytes_); }
@@ -105,10 +104,17 @@ void Drafter::follow() {
   filled_ = std::min(filled_, state_.position());
 }
 
+void Drafter::restart() {
+  n_rows_ = 0;
+  filled_ = state_.position();
+  state_.raise_extra_low(filled_);
+}
+
 void Drafter::settle(Poll* poll) {
   const FlushSubnormals flush;
   const Polled polled(*backend_, poll);
   const int64_t first = filled_, total = state_.position() - filled_, wide = model_->main_dim();
+  state_.prepare_extra(first, total);
   for (int64_t done = 0; done < total; done += kBatch) {
     const int n = static_cast<int>(std::min(kBatch, total - done));
     const int64_t position = first + done;

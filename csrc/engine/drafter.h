@@ -43,6 +43,7 @@ class Drafter {
   Drafter& operator=(const Drafter&) = delete;
 
   const DrafterModel& model() const { return *model_; }
+  std::shared_ptr<const DrafterModel> shared_model() const { return model_; }
   // Bytes of a session's drafter beside its rings in the state.
   static size_t bytes(const DrafterModel& model, int64_t chunk);
 
@@ -52,6 +53,8 @@ class Drafter {
   void commit(int64_t n);
   // The state went back: what was captured beyond its position is dropped.
   void follow();
+  // The state came here without runs that were captured: the window fills anew.
+  void restart();
   // Rows that are captured but not yet in the rings are put there. Before a mark, and before anyone reads the rings.
   void settle(Poll* poll);
 

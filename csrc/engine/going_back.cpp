@@ -28,8 +28,8 @@ int Session::truncate(int64_t position, Poll* poll) {
 
 void Session::truncate(const Mark& mark) {
   state_.truncate(mark);
-  if (drafter_) drafter_->follow();
   if (final_position_ != mark.position) final_position_ = -1;
+  if (drafter_) drafter_->follow();
 }
 
 int64_t Session::rewind(int64_t position, Poll* poll) {
@@ -50,15 +50,8 @@ int64_t Session::replay(const std::vector<int32_t>& tokens, Poll* poll) {
   const int64_t start = state_.replay_start(position);
   // An odd position has an open pair; its row comes from a plain run of the last token.
   const int64_t end = position % 2 == 1 ? position - 1 : position;
-  // The drafter does not see a replay: afterwards its windows begin anew at the position.
-  auto drafter = std::move(drafter_);
-  const auto put_back = [&] {
-    drafter_ = std::move(drafter);
-    if (!drafter_) return;
-    drafter_->follow();
-    state_.raise_extra_low(state_.position());
-  };
   state_.begin_replay(start, position);
+  replaying_ = true;
   try {
     keep_entries_ = true;
     for (int64_t p = start; p < end; p += chunk_)
@@ -66,14 +59,15 @@ int64_t Session::replay(const std::vector<int32_t>& tokens, Poll* poll) {
     keep_entries_ = false;
     if (end < position) run_rows(&tokens[static_cast<size_t>(end)], 1, Logits::none, nullptr, poll, nullptr);
   } catch (...) {
-    keep_entries_ = false;
+    keep_entries_ = replaying_ = false;
     final_position_ = -1;
     state_.abandon_replay(tokens);
-    put_back();
+    if (drafter_) drafter_->restart();
     throw;
   }
+  replaying_ = false;
   state_.end_replay();
-  put_back();
+  if (drafter_) drafter_->restart();
   return position - start;
 }
 
@@ -90,11 +84,26 @@ Session::Session(const Session& parent, int)
       chunk_(parent.chunk_),
       feed_(*model_, *backend_),
       final_(parent.final_),
-      final_position_(parent.final_position_) {}
+      final_position_(parent.final_position_) {
+  if (parent.drafter_ == nullptr) return;
+  drafter_ = std::make_unique<Drafter>(parent.drafter_->shared_model(), state_, chunk_);
+  state_.raise_extra_low(parent.state_.extra_low());  // its rows are there already
+}
 
-std::unique_ptr<Session> Session::fork() const {
-  if (drafter_) throw StateError("[fork] a session with a drafter cannot be forked in this version; open one without");
+std::unique_ptr<Session> Session::fork() {
+  beside([](Drafter& d) { d.settle(nullptr); });
   return std::unique_ptr<Session>(new Session(*this, 0));
+}
+
+void Session::begin_restore(int64_t keep) {
+  state_.begin_restore(keep);
+  final_position_ = -1;
+  if (drafter_) drafter_->restart();
+}
+
+void Session::finish_restore(const int32_t* tokens, int64_t n) {
+  state_.finish_restore(tokens, n);
+  if (drafter_) drafter_->restart();
 }
 
 // ---- the last row -----------------------------------------------------------------------------------------------
@@ -215,6 +224,7 @@ void Session::read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum) 
 
 void Session::accept_frontier() {
   state_.window_complete();
+  if (drafter_) drafter_->restart();
   if (final_known_) final_position_ = state_.position();
 }
 

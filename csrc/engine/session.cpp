@@ -112,7 +112,7 @@ void Session::run_rows(const int32_t* tokens, int64_t n, Logits logits, float* o
     ledger_->add_run(n, n_logits > 0,
                      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time).count());
   state_.commit(tokens, n);
-  if (drafter_) drafter_->commit(n);
+  if (drafter_ && !replaying_) drafter_->commit(n);
 }
 
 void Session::check_finite(int64_t n) const {

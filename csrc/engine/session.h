@@ -50,10 +50,14 @@ class Session {
   int64_t complete(Poll* poll);
   std::shared_ptr<Mark> mark(Poll* poll);
   // Equal state, shared memory until one of the two writes.
-  std::unique_ptr<Session> fork() const;
+  std::unique_ptr<Session> fork();
 
   // Logits after the last token from what the last run left; false when that is not known any more.
   bool last_logits(float* out, Poll* poll);
+
+  // A restore: rows of the first tokens stay, others are put into the state, then it gets its tokens.
+  void begin_restore(int64_t keep);
+  void finish_restore(const int32_t* tokens, int64_t n);
 
   // The frontier at the position: window rows, open pair, and what last_logits needs if it is known.
   std::vector<uint8_t> export_frontier() const;
@@ -82,7 +86,7 @@ class Session {
   // Work of the drafter beside the target's: a failure drops the drafter and nothing else.
   template <class F>
   void beside(F f) {
-    if (!drafter_) return;
+    if (!drafter_ || replaying_) return;
     try {
       f(*drafter_);
     } catch (const std::exception& error) {
@@ -120,6 +124,7 @@ class Session {
   EngramFeed feed_;
   std::vector<int32_t> line_;      // the last tokens of the state, those of this run, those expected after it
   std::vector<int32_t> expected_;  // after the next run
+  bool replaying_ = false;      // the drafter looks away
   bool keep_entries_ = false;   // a replay: compressed rows are there already and must not change
   std::vector<float> final_;    // stream [C][D] and mix [C] after the last token
   bool final_known_ = false;      // of a frontier that is being taken in

@@ -50,9 +50,8 @@ State::State(const Shape& shape, Backend& backend, int64_t context, int64_t reta
       id_(next_id()),
       context_(context),
       ring_(ring_rows(shape, context, retain, chunk)),
-      extra_windows_(extra_windows),
       arena_(backend, total(cache_bytes(shape, context, retain, chunk, extra_windows))) {
-  lay_out();
+  lay_out(shape.n_layers + extra_windows);
 }
 
 State::State(const State& parent, Backend& backend)
@@ -60,24 +59,23 @@ State::State(const State& parent, Backend& backend)
       id_(next_id()),
       context_(parent.context_),
       ring_(parent.ring_),
-      extra_windows_(parent.extra_windows_),
       arena_(backend, parent.arena_),
       tokens_(parent.tokens_),
       extra_low_(parent.extra_low_),
       low_(parent.low_),
       high_(parent.high_),
       pending_low_(parent.pending_low_) {
-  lay_out();
+  lay_out(parent.n_windows());
 }
 
-void State::lay_out() {
+void State::lay_out(int n_windows) {
   uint8_t* at = arena_.base();
   const auto take = [&](int64_t bytes) {
     uint8_t* p = at;
     at += aligned(bytes);
     return p;
   };
-  for (int l = 0; l < shape_.n_layers + extra_windows_; ++l) windows_.push_back(take(ring_ * shape_.window_row_bytes()));
+  for (int l = 0; l < n_windows; ++l) windows_.push_back(take(ring_ * shape_.window_row_bytes()));
   for (int i = 0; i < shape_.n_sources(); ++i) {
     const int64_t n = entries(shape_, i, context_);
     compressed_.push_back(take(n * shape_.compressed_row_bytes()));
@@ -280,6 +278,8 @@ void State::fill_for_benchmark(int64_t position, uint64_t seed) {
     t = static_cast<int32_t>(s % static_cast<uint64_t>(shape_.vocab));
   }
   const int hd = shape_.head_dim, id = shape_.index_dim;
+  for (int l = 0; l < shape_.n_layers; ++l) own_ring(window(l), 0, std::min(position, ring_));
+  for (const Section& rows : sections(0, position)) arena_.own(rows.data, rows.bytes);
   for (int l = 0; l < shape_.n_layers; ++l)  // e4m3 codes without NaN (0xb7: at most 60), scales around 2^-6
     random_rows(windows_[l], std::min(position, ring_), hd, hd / 32, 120, 3, 0xb7, s);
   for (int i = 0; i < shape_.n_sources(); ++i) {

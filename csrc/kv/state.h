@@ -107,24 +107,16 @@ class State {
   void import_window(const Reader& read);
   void window_complete();
 
-  // For benchmarks: window rings full of whatever fill(data, bytes) writes.
-  template <class F>
-  void fill_windows(const F& fill) {
-    const int64_t first = position() > ring_ ? position() - ring_ : 0;
-    for (int l = 0; l < shape_.n_layers; ++l) {
-      own_ring(window(l), first, position() - first);
-      for (int64_t p = first; p < position(); ++p) fill(window(l).row(p), static_cast<size_t>(shape_.window_row_bytes()));
-    }
-    low_ = first;
-    high_ = position();
-  }
-
   const Arena& arena() const { return arena_; }
   const Shape& shape() const { return shape_; }
 
   // Rows of the extra windows from this position on are what their owner wrote; it may raise it when it skips rows.
   int64_t extra_low() const { return extra_low_ > low_ ? extra_low_ : low_; }
   void raise_extra_low(int64_t position) { extra_low_ = position; }
+  // Before their owner writes rows first .. first + n - 1.
+  void prepare_extra(int64_t first, int64_t n) {
+    for (int l = shape_.n_layers; l < n_windows(); ++l) own_ring(window(l), first, n);
+  }
   int n_windows() const { return static_cast<int>(windows_.size()); }
 
   // The live state as bytes (window rows in position order, compressed rows, index rows, open pair, tokens): equal
@@ -138,7 +130,7 @@ class State {
  private:
   int64_t window_first(int64_t position) const;
   int64_t mark_first(int64_t position) const;
-  void lay_out();
+  void lay_out(int n_windows);
   void save_window(Mark& mark) const;
   void save_marks();
   void own_ring(const RowRing& ring, int64_t first, int64_t n);
@@ -149,7 +141,6 @@ class State {
   const Shape& shape_;
   const uint64_t id_;  // of this state alone
   int64_t context_, ring_;
-  int extra_windows_ = 0;
   Arena arena_;
   std::vector<uint8_t*> windows_, compressed_, index_, pending_;
   std::vector<int32_t> tokens_;

@@ -98,7 +98,10 @@ def _restore(
 def checkpoint(session: Session, branch: bool = False) -> PutResult | None:
     """Store what is new of the session's state, if it has a store. branch: others will go on from here as well."""
     store = session._store
-    if store is None or session.closed or session.position == 0 or not session._ext.ready:
+    if store is None or session.closed or session._unsafe is not None:
+        return None
+    session.drop_ahead()
+    if session.position == 0 or not session._ext.ready:
         return None
     tokens = np.asarray(session._ext.tokens, np.int32)
     weight = BRANCH_WEIGHT if branch else FRESH

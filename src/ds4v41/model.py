@@ -250,6 +250,7 @@ class Model:
         context: int | None = None,
         *,
         drafter: Drafter | None = None,
+        store: KVStore | None = None,
         retain: int = DEFAULT_RETAIN,
         chunk: int = MAX_CHUNK,
         store: KVStore | None = None,
@@ -275,8 +276,6 @@ class Model:
             drafter.check_for(self)
         if store is not None and not isinstance(store, KVStore):
             raise OptionError(f"store: expected a KVStore or None, found {store!r}")
-        if store is not None and drafter is not None:
-            raise OptionError("store and drafter do not go together in this version; open the session with one of them")
         plan, rows = self.plan(context, drafter=drafter, retain=retain, chunk=chunk)
         size = self.config.max_position_embeddings if context is None else context
         refuse_what_cannot_fit(plan, size)
@@ -287,9 +286,10 @@ class Model:
         path: str | os.PathLike[str],
         context: int | None = None,
         *,
+        drafter: Drafter | None = None,
+        store: KVStore | None = None,
         retain: int = DEFAULT_RETAIN,
         chunk: int = MAX_CHUNK,
-        store: KVStore | None = None,
     ) -> Session:
         """A session that goes on where `Session.save` wrote this file, with the same bits (E3). Options as `session`.
 
@@ -300,7 +300,7 @@ class Model:
 
         where = _path(path)
         saved.read_header(where)  # before anything is allocated
-        session = self.session(context, retain=retain, chunk=chunk, store=store)
+        session = self.session(context, drafter=drafter, store=store, retain=retain, chunk=chunk)
         try:
             saved.load(session._ext, where, self.store_root, self.numerics_id)
         except BaseException:

@@ -58,11 +58,12 @@ class Session:
         self._model = model
         self._drafter = drafter
         # A step's rows are one run, however short the chunks of a prefill.
-        rows = run_rows(chunk, context)
         if ext is None:
+            rows = run_rows(chunk, context)
             ext = _ext.Session(model._handle(), context, retain, rows, drafter._handle() if drafter else None)
         self._ext = ext
         self._chunk = chunk
+        self._store = store
         # Rows from here on are verified drafts that the text has not reached (None: there are none).
         self._hold: int | None = None
         self._fault: str | None = None
@@ -377,7 +378,8 @@ class Session:
         It has the same store, no marks, and statistics of its own.
         """
         self._begin()
-        return Session(self._model, chunk=self._chunk, ext=self._ext.fork(), store=self._store)
+        ext = self._ext.fork()
+        return Session(self._model, chunk=self._chunk, drafter=self._drafter, store=self._store, ext=ext)
 
     # ---- keeping it --------------------------------------------------------------------------------------------
 

@@ -348,8 +348,5 @@ class Session:
     def replay_start(self, position: int) -> int:
         """The first token of the cone that a replay of `position` runs."""
 
-    def fill(self, n: int, seed: int = 1) -> None:
-        """For benchmarks: a state of n random tokens and random rows."""
-
 def xxh64(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int = 0) -> int:
     """XXH64 of the bytes."""
