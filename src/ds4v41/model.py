@@ -253,7 +253,6 @@ class Model:
         store: KVStore | None = None,
         retain: int = DEFAULT_RETAIN,
         chunk: int = MAX_CHUNK,
-        store: KVStore | None = None,
     ) -> Session:
         """A new session.
 
