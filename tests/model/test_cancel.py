@@ -57,6 +57,13 @@ def stopped_after(seconds: float, stop: Callable[[], object], work: Callable[[],
     return False
 
 
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long it takes undisturbed: cancelling within that time hits about every second call, on any machine."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
 # ---- threads -------------------------------------------------------------------------------------------------------
 
 
@@ -65,47 +72,53 @@ def test_prefill_cancelled_at_random_moments() -> None:
     rng = random.Random(1)
     ids, hits = oracle().ids, 0
     with nano().session(context=512, chunk=CHUNK, retain=0) as session:
+        took = seconds_of(lambda: session.prefill(ids[:N], logits=None))
+        session.rewind(0)
         for _ in range(200):
             if session.position > 100:
                 session.rewind(rng.choice([0, 1, 17]))
             start = session.position
             end = rng.randint(start + 1, N)
             hits += stopped_after(
-                rng.uniform(0, 0.06), session.cancel, lambda a=start, b=end: session.prefill(ids[a:b], logits=None)
+                rng.uniform(0, took / 2), session.cancel, lambda a=start, b=end: session.prefill(ids[a:b], logits=None)
             )
             assert session.position == end or (session.position - start) % CHUNK == 0
             assert_valid(session)
         at = session.position // 2
         session.rewind(at)
         assert session.step([int(ids[at])]).tobytes() == oracle().rows[at].tobytes()
-    assert hits >= 40
+    assert hits >= 15
 
 
 def test_steps_cancelled_at_random_moments() -> None:
     rng = random.Random(2)
     ids, hits = oracle().ids, 0
     with nano().session(context=512, retain=0) as session:
+        took = seconds_of(lambda: session.step(ids[:8]))
+        session.truncate(0)
         for _ in range(60):
             at = session.position
             if at + 8 > N:
                 session.truncate(0)
                 continue
             n = rng.randint(1, 8)
-            hit = stopped_after(rng.uniform(0, 0.01), session.cancel, lambda a=at, n=n: session.step(ids[a : a + n]))
+            hit = stopped_after(rng.uniform(0, took), session.cancel, lambda a=at, n=n: session.step(ids[a : a + n]))
             hits += hit
             assert session.position == (at if hit else at + n)
             assert_valid(session)
-    assert hits >= 5
+    assert hits >= 3
 
 
 def test_generation_cancelled_at_random_moments() -> None:
     rng, hits = random.Random(3), 0
     with nano().session(context=512, chunk=CHUNK) as session:
+        started = time.perf_counter()
         want = session.generate(PROMPT, max_tokens=12, temperature=1, seed=5).finish()
+        took = time.perf_counter() - started
         for _ in range(40):
             session.rewind(min(session.position, rng.choice([0, 1, 3])))
             running = session.generate(PROMPT, max_tokens=12, temperature=1, seed=5)
-            hit = stopped_after(rng.uniform(0, 0.12), rng.choice([session.cancel, running.close]), running.finish)
+            hit = stopped_after(rng.uniform(0, took), rng.choice([session.cancel, running.close]), running.finish)
             result = running.result
             assert want.tokens[: len(result.tokens)] == result.tokens
             assert want.text.startswith(result.text)
@@ -113,7 +126,7 @@ def test_generation_cancelled_at_random_moments() -> None:
             hits += result.finish_reason == "cancelled"
         again = session.generate(PROMPT, max_tokens=12, temperature=1, seed=5).finish()
     assert (again.text, again.tokens) == (want.text, want.tokens)
-    assert hits >= 10
+    assert hits >= 4
 
 
 def test_close_in_another_thread_stops_a_prefill() -> None:
@@ -194,11 +207,13 @@ def test_tasks_cancelled_by_timeouts() -> None:
     async def work() -> int:
         hits = 0
         with nano().session(context=512, chunk=CHUNK) as session:
+            started = time.perf_counter()
             want = await session.agenerate(PROMPT, max_tokens=12, temperature=1, seed=5)
+            took = time.perf_counter() - started
             for _ in range(200):
                 session.rewind(min(session.position, rng.choice([0, 1, 3])))
                 try:
-                    await asyncio.wait_for(rng.choice([streamed, whole])(session), rng.uniform(0, 0.1))
+                    await asyncio.wait_for(rng.choice([streamed, whole])(session), rng.uniform(0, took))
                 except TimeoutError:
                     hits += 1
                 _ = session.position  # not busy
@@ -206,7 +221,7 @@ def test_tasks_cancelled_by_timeouts() -> None:
             assert (again.text, again.tokens) == (want.text, want.tokens)
         return hits
 
-    assert asyncio.run(work()) >= 50
+    assert asyncio.run(work()) >= 20
 
 
 def test_a_long_prefill_ends_with_its_task() -> None:
