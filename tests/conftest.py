@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -55,3 +56,8 @@ def nano_model() -> Model:
     from tests.model.support import nano
 
     return nano()
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a shell: programs that the tests start would inherit a deaf ear for Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
