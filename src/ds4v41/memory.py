@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAX_CHUNK = 8192
 MIN_CHUNK = 16
 MAX_STEP_ROWS = 8
-_MIN_SCRATCH = 2 << 20
+_MIN_SCRATCH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def plan_session(
 ) -> tuple[MemoryPlan, int]:
     """Bytes of a session and the chunk (rows of one prefill run) that fits beside them.
 
-    Working memory grows with the chunk; it may take an eighth of weights and caches and a quarter of what is free.
+    Working memory grows with the chunk; it may take a thirty-second of weights and caches and a quarter of what is free.
     """
     shape = shape_of(config)
     available = available_memory()
@@ -84,7 +84,7 @@ def plan_session(
         plan = _ext.memory_plan(shape, activations, context, retain, rows, drafter.n_stages if drafter else 0)
         scratch = plan["scratch"] + (drafter.session_bytes(rows) if drafter else 0)
         caches = plan["window"] + plan["compressed"] + plan["pending"]
-        budget = min(max(_MIN_SCRATCH, (weights + caches) // 8), available // 4)
+        budget = min(max(_MIN_SCRATCH, (weights + caches) // 32), available // 4)
         if scratch <= budget or chunk <= MIN_CHUNK:
             return MemoryPlan(weights, caches, scratch, on_disk, engram_memory, available), chunk
         chunk = max(MIN_CHUNK, chunk // 2)
