@@ -87,7 +87,7 @@ def test_prefill_cancelled_at_random_moments() -> None:
         at = session.position // 2
         session.rewind(at)
         assert session.step([int(ids[at])]).tobytes() == oracle().rows[at].tobytes()
-    assert hits >= 15
+    assert hits >= 40
 
 
 def test_steps_cancelled_at_random_moments() -> None:
@@ -106,7 +106,7 @@ def test_steps_cancelled_at_random_moments() -> None:
             hits += hit
             assert session.position == (at if hit else at + n)
             assert_valid(session)
-    assert hits >= 3
+    assert hits >= 5
 
 
 def test_generation_cancelled_at_random_moments() -> None:
@@ -126,7 +126,7 @@ def test_generation_cancelled_at_random_moments() -> None:
             hits += result.finish_reason == "cancelled"
         again = session.generate(PROMPT, max_tokens=12, temperature=1, seed=5).finish()
     assert (again.text, again.tokens) == (want.text, want.tokens)
-    assert hits >= 4
+    assert hits >= 10
 
 
 def test_close_in_another_thread_stops_a_prefill() -> None:
@@ -221,7 +221,7 @@ def test_tasks_cancelled_by_timeouts() -> None:
             assert (again.text, again.tokens) == (want.text, want.tokens)
         return hits
 
-    assert asyncio.run(work()) >= 20
+    assert asyncio.run(work()) >= 50
 
 
 def test_a_long_prefill_ends_with_its_task() -> None:
