@@ -68,23 +68,25 @@ def plan_session(
     activations: str,
     context: int,
     retain: int,
-    chunk: int,
+    chunk: int | None,
     engram_memory: int = 0,
     drafter: Drafter | None = None,
 ) -> tuple[MemoryPlan, int]:
     """Bytes of a session and the chunk (rows of one prefill run) that fits beside them.
 
-    Working memory grows with the chunk; it may take a thirty-second of weights and caches and a quarter of what is free.
+    Working memory grows with the chunk. It may take a quarter of what is free; a chunk that nobody asked for (None)
+    also keeps it to a thirty-second of weights and caches.
     """
     shape = shape_of(config)
     available = available_memory()
-    chunk = min(chunk, context)
+    asked = chunk is not None
+    chunk = min(chunk if chunk is not None else MAX_CHUNK, context)
     while True:
         rows = run_rows(chunk, context)
         plan = _ext.memory_plan(shape, activations, context, retain, rows, drafter.n_stages if drafter else 0)
         scratch = plan["scratch"] + (drafter.session_bytes(rows) if drafter else 0)
         caches = plan["window"] + plan["compressed"] + plan["pending"]
-        budget = min(max(_MIN_SCRATCH, (weights + caches) // 32), available // 4)
+        budget = available // 4 if asked else min(max(_MIN_SCRATCH, (weights + caches) // 32), available // 4)
         if scratch <= budget or chunk <= MIN_CHUNK:
             return MemoryPlan(weights, caches, scratch, on_disk, engram_memory, available), chunk
         chunk = max(MIN_CHUNK, chunk // 2)

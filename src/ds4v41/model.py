@@ -17,7 +17,7 @@ from .errors import BackendError, MemoryPlanError, OptionError, StateError, Toke
 from .kvstore import KVStore
 from .kvstore.format import root_id
 from .machine import human, physical_memory
-from .memory import MAX_CHUNK, MemoryPlan, plan_session, refuse_what_cannot_fit, weight_bytes
+from .memory import MemoryPlan, plan_session, refuse_what_cannot_fit, weight_bytes
 from .tokenizer import Tokenizer
 from .weights import build, default_activations
 from .weights_id import weights_id
@@ -225,13 +225,14 @@ class Model:
         *,
         drafter: Drafter | None = None,
         retain: int = DEFAULT_RETAIN,
-        chunk: int = MAX_CHUNK,
+        chunk: int | None = None,
     ) -> tuple[MemoryPlan, int]:
-        """What a session would take, and the chunk it would use. Nothing is allocated."""
+        """What a session would take, and the chunk it would use (see `session`). Nothing is allocated."""
         longest = self.config.max_position_embeddings
         context = longest if context is None else positive_int("context", context, 1, longest)
         retain = positive_int("retain", retain, 0)
-        chunk = positive_int("chunk", chunk, 1, 1 << 16)
+        if chunk is not None:
+            chunk = positive_int("chunk", chunk, 1, 1 << 16)
         weights = self._weights + (drafter.weight_bytes if drafter is not None else 0)
         return plan_session(
             self.config,
@@ -252,7 +253,7 @@ class Model:
         drafter: Drafter | None = None,
         store: KVStore | None = None,
         retain: int = DEFAULT_RETAIN,
-        chunk: int = MAX_CHUNK,
+        chunk: int | None = None,
     ) -> Session:
         """A new session.
 
@@ -260,7 +261,8 @@ class Model:
 
         context: tokens it can hold; None takes the model's longest. Memory is committed as it fills.
         retain: how many tokens one can go back by plain truncation.
-        chunk: most rows of one prefill run; less when memory is short (`Session.chunk`). It never changes a result.
+        chunk: most rows of one prefill run. It never changes a result. None takes 8,192, less beside a small model (its
+            working memory stays small too). Any choice becomes less when memory is short (`Session.chunk`).
         store: a KVStore. Prompts continue from what it holds, and the session puts its state there at the end of each
             prefill chunk and of each turn.
         Raises MemoryPlanError, with the numbers, when the session cannot fit.
@@ -288,7 +290,7 @@ class Model:
         drafter: Drafter | None = None,
         store: KVStore | None = None,
         retain: int = DEFAULT_RETAIN,
-        chunk: int = MAX_CHUNK,
+        chunk: int | None = None,
     ) -> Session:
         """A session that goes on where `Session.save` wrote this file, with the same bits (E3). Options as `session`.
 

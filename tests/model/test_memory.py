@@ -114,6 +114,14 @@ def test_weights_are_counted_as_they_lie_in_the_file() -> None:
     assert "MiB" in str(plan)
 
 
+def test_a_chunk_that_was_asked_for_is_taken_where_it_fits() -> None:
+    _, planned = nano().plan(4096)
+    _, asked = nano().plan(4096, chunk=1024)
+    assert planned < asked == 1024
+    with nano().session(context=4096, chunk=1024) as session:
+        assert session.chunk == 1024
+
+
 def test_chunks_shrink_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_memory", lambda: 8 << 20)
     plan, rows = nano().plan(4096)
@@ -121,6 +129,7 @@ def test_chunks_shrink_when_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> 
     assert plan.scratch <= 2 << 20
     with nano().session(context=4096) as session:
         assert session.chunk == rows
+    assert nano().plan(4096, chunk=4096)[0].scratch <= 2 << 20
 
 
 def test_what_cannot_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

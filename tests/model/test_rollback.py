@@ -196,7 +196,7 @@ def test_a_mark_of_another_session_is_refused() -> None:
 def test_a_run_that_fails_leaves_no_trace(mode: str, at: int, n: int) -> None:
     """In front of each layer; the window rings, the open pair and the compressed rows are as if it had not begun."""
     oracle, other = stepped(mode, 1, LONGEST), tokens_of(55, 140)
-    with Session(tiny(mode), context=512, retain=0, chunk=140) as session:  # around the plan, for long runs
+    with tiny(mode).session(context=512, retain=0, chunk=140) as session:
         if at:
             session.prefill(oracle.ids[:at], logits=None)
         mark = session.mark()

@@ -39,7 +39,7 @@ def plan_memory(checkpoint: Checkpoint, context: int, activations: str = "auto")
     """Terms of the memory plan of a session of `context` tokens, in bytes; nothing is allocated."""
     from ..engram import EngramOptions
     from ..machine import physical_memory
-    from ..memory import MAX_CHUNK, plan_session, weight_bytes
+    from ..memory import plan_session, weight_bytes
     from ..model import DEFAULT_RETAIN
     from ..weights import default_activations
 
@@ -48,7 +48,7 @@ def plan_memory(checkpoint: Checkpoint, context: int, activations: str = "auto")
     mode = default_activations(config, checkpoint.dialect) if activations == "auto" else activations
     weights, on_disk = weight_bytes(checkpoint)
     rows = EngramOptions().cache_bytes(on_disk)
-    plan, chunk = plan_session(config, weights, on_disk, mode, context, min(DEFAULT_RETAIN, context), MAX_CHUNK, rows)
+    plan, chunk = plan_session(config, weights, on_disk, mode, context, min(DEFAULT_RETAIN, context), None, rows)
     plan = replace(plan, available=physical_memory())
     return {
         "context": f"{context:,} tokens",
