@@ -126,7 +126,7 @@ def test_a_prefill_reads_the_next_chunk_while_it_computes() -> None:
     tokens = np.random.default_rng(6).integers(10, 3000, 8 * 48).astype(np.int32)
 
     def seconds(model: ds4v41.Model, ahead: bool) -> tuple[float, float]:
-        with model.session(512) as session:
+        with model.session(512, chunk=48) as session:
             session._ext.expect(tokens[48:96] if ahead else tokens[:0])
             session._ext.run(tokens[:48], "none")
             begin, waited = time.perf_counter(), wait_of(session)
