@@ -20,6 +20,15 @@ struct XRows {
   const float* row(int i) const { return base + (index != nullptr ? index[i] : i) * stride; }
 };
 
+constexpr int kFewRows = 8;     // most activation rows of the kernels that are bound by memory
+
+// Rows of a block when `total` of them are shared among the threads: small enough that all finish together, large enough
+// that the start of a block's streams, which nothing prefetched, does not count. At least 8, at most `most`.
+inline int64_t block_rows(int64_t total, int n_threads, int64_t most) {
+  const int64_t share = total / (static_cast<int64_t>(n_threads) * 6) & ~static_cast<int64_t>(3);
+  return share < 8 ? 8 : (share > most ? most : share);
+}
+
 // Floats of scratch that dot_block needs for a matrix of k columns.
 size_t dot_scratch(int k);
 
