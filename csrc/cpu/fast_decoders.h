@@ -21,6 +21,7 @@ DS4_INLINE void fetch_line(const uint8_t* p) { __builtin_prefetch(p + kFetchAhea
 struct FastBase {
   static constexpr int kLayout = 1;
   static constexpr bool kPrepares = false;
+  static constexpr bool kWide = false;  // two bytes and more an element: fetched ahead only where that pays
   static constexpr int64_t floats(int) { return 0; }
   DS4_INLINE void prepare(int) {}
 };
@@ -33,14 +34,18 @@ struct FastF32 : FastBase {
   DS4_INLINE V get(int i) const {
     return v_load(p + i + E);
   }
-  DS4_INLINE void fetch(int) const {}  // four streams at once: the machine fetches better alone
+  DS4_INLINE void fetch(int) const {}
 };
 
 struct Fast16 : FastBase {
   const uint16_t* p;
   Fast16() = default;
   Fast16(const Matrix& m, int r, float*) : p(reinterpret_cast<const uint16_t*>(m.data + r * m.row_bytes)) {}
-  DS4_INLINE void fetch(int) const {}
+  static constexpr bool kWide = true;
+  DS4_INLINE void fetch(int i) const {
+    fetch_line(reinterpret_cast<const uint8_t*>(p + i));
+    fetch_line(reinterpret_cast<const uint8_t*>(p + i + 32));
+  }
 };
 
 struct FastF16 : Fast16 {

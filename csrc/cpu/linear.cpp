@@ -17,7 +17,7 @@ void CpuBackend::linear(const Product* products, int n_products, int n) {
     total_rows += products[p].rows;
   }
   need_scratch(dot_scratch(k));
-  const int64_t block = block_rows(total_rows, pool_->n_threads(), n <= kFewRows ? 256 : 64);
+  const int64_t block = block_rows(total_rows, pool_->n_threads(), n);
   int64_t first[kMaxProducts + 1];
   first[0] = 0;
   for (int p = 0; p < n_products; ++p) first[p + 1] = first[p] + (products[p].rows + block - 1) / block;

@@ -77,9 +77,8 @@ void CpuBackend::moe(const MoeArgs& a) {
     if (start[e + 1] > start[e]) active[n_active++] = e;
 
   // Blocks of output rows (whole quantiser groups) and rows of one expert handled together: `area` numbers at a time.
-  constexpr int kGroup = 32, kArea = 2048;
-  const int most = n <= kFewRows ? 256 : kGroup;
-  const auto blocks_of = [&](int64_t total) { return static_cast<int>((block_rows(total, pool_->n_threads(), most) + kGroup - 1) / kGroup * kGroup); };
+  constexpr int kGroup = 32, kArea = 8192;
+  const auto blocks_of = [&](int64_t total) { return static_cast<int>((block_rows(total, pool_->n_threads(), n) + kGroup - 1) / kGroup * kGroup); };
   const int f_block = blocks_of(static_cast<int64_t>(n_active) * f_dim), d_block = blocks_of(d);
   const int max_k = d > f_dim ? d : f_dim;
   need_scratch(dot_scratch(max_k) + 2 * kArea + static_cast<size_t>(n) * d_block);

@@ -22,10 +22,11 @@ struct XRows {
 
 constexpr int kFewRows = 8;     // most activation rows of the kernels that are bound by memory
 
-// Rows of a block when `total` of them are shared among the threads: small enough that all finish together, large enough
-// that the start of a block's streams, which nothing prefetched, does not count. At least 8, at most `most`.
-inline int64_t block_rows(int64_t total, int n_threads, int64_t most) {
-  const int64_t share = total / (static_cast<int64_t>(n_threads) * 6) & ~static_cast<int64_t>(3);
+// Rows of a block when `total` of them, times n activation rows, are shared among the threads: small enough that all
+// finish together, large enough that what a block begins with (streams that nothing prefetched, packing) does not count.
+inline int64_t block_rows(int64_t total, int n_threads, int n) {
+  const int64_t most = n <= kFewRows ? 256 : 128;
+  const int64_t share = total / (static_cast<int64_t>(n_threads) * 6) & ~static_cast<int64_t>(7);
   return share < 8 ? 8 : (share > most ? most : share);
 }
 
