@@ -14,11 +14,12 @@ DS4_CPU_NAMESPACE_BEGIN
 constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // weight rows of a tile
 constexpr int kTileCols = kRegisters == 32 ? 6 : 4;  // activation rows of a tile
 constexpr int kPanelRows = 8;                        // weight rows decoded together: a pass of them is 16 KB
-constexpr int kBatchCols = 48;                       // activation rows packed together: they stay in the second-level cache
+constexpr int kBatchCols = 66;                       // activation rows packed together: they stay in the second-level cache
 
-// Floats of scratch: packed activations, a segment of the panel, totals of a panel.
+// Floats of scratch: packed activations, a segment of the panel, totals of a panel, scales of a row.
 constexpr int64_t block_scratch(int k) {
-  return static_cast<int64_t>(kBatchCols) * k + static_cast<int64_t>(kPanelRows) * kSegment + static_cast<int64_t>(kPanelRows) * kBatchCols * kLanes;
+  return static_cast<int64_t>(kBatchCols) * k + static_cast<int64_t>(kPanelRows) * kSegment + static_cast<int64_t>(kPanelRows) * kBatchCols * kLanes +
+         k / 8 + 64;
 }
 
 // One pass of a tile: w [steps][kTileRows][kW], x [steps][N][kW]; totals [kTileRows][N][64].
@@ -77,20 +78,46 @@ inline void pack_block(XRows x, int i0, int n, int k, float* out) {
   }
 }
 
-// A segment of one weight row of a panel: [tile][group][step][row of the tile][kW].
-template <class Dec>
-void decode_panel_row(const Dec& w, int row, int seg0, int steps, float* out) {
-  float* to = out + static_cast<int64_t>(row / kTileRows) * kTileRows * steps * kLanes + row % kTileRows * kW;
-  for (int s = 0; s < steps; ++s)
-    for (int g = 0; g < kGroups; ++g) v_store(to + (g * steps + s) * kTileRows * kW, w.get(seg0 + s * kLanes + g * kW));
+// Where a row of a panel begins: [tile][group][step][row of the tile][kW].
+DS4_INLINE float* panel_row(float* panel, int row, int steps) {
+  return panel + static_cast<int64_t>(row / kTileRows) * kTileRows * steps * kLanes + row % kTileRows * kW;
 }
 
-// The products of a panel with the packed activations, added up: totals [tile of the panel][tile of x][m][j][64].
+// A segment of a weight row into its panel, by the decoders of single rows ...
 template <class Make>
-void panel_totals(const Make& make, int r, int rows, const float* packed, int n, int k, float* panel, float* totals) {
+struct PlainPanel {
+  const Make& make;
+  void operator()(int r, int seg0, int steps, float* to) const {
+    const auto w = make(r);
+    for (int s = 0; s < steps; ++s)
+      for (int g = 0; g < kGroups; ++g) v_store(to + (g * steps + s) * kTileRows * kW, w.get(seg0 + s * kLanes + g * kW));
+  }
+};
+
+// ... and by those that decode scales ahead, where vectors hold elements in order.
+template <class Dec>
+struct FastPanel {
+  const Matrix& m;
+  float* scales;
+  void operator()(int r, int seg0, int steps, float* to) const {
+    Dec w(m, r, scales);
+    for (int s = 0; s < steps; ++s) {
+      const int i = seg0 + s * kLanes;
+      if (Dec::kPrepares && i % kChunk == 0) w.prepare(i);
+      unroll<kGroups>([&](auto gi) DS4_LAMBDA_INLINE {
+        constexpr int g = decltype(gi)::value;
+        v_store(to + (g * steps + s) * kTileRows * kW, w.template get<g * kW>(i));
+      });
+    }
+  }
+};
+
+// The products of a panel with the packed activations, added up: totals [tile of the panel][tile of x][m][j][64].
+template <class Decode>
+void panel_totals(const Decode& decode, int r, int rows, const float* packed, int n, int k, float* panel, float* totals) {
   for (int seg0 = 0; seg0 < k; seg0 += kSegment) {
     const int steps = (k - seg0 < kSegment ? k - seg0 : kSegment) / kLanes;
-    for (int q = 0; q < kPanelRows; ++q) decode_panel_row(make(r + (q < rows ? q : rows - 1)), q, seg0, steps, panel);
+    for (int q = 0; q < kPanelRows; ++q) decode(r + (q < rows ? q : rows - 1), seg0, steps, panel_row(panel, q, steps));
     for (int g = 0; g < kGroups; ++g)
       for (int t = 0; t < n; t += kTileCols) {
         const int c = n - t < kTileCols ? n - t : kTileCols;
@@ -102,17 +129,19 @@ void panel_totals(const Make& make, int r, int rows, const float* packed, int n,
   }
 }
 
-// k is a multiple of 64.
-template <class Make>
-void block_rows_of(const Make& make, int r0, int nr, XRows x, int n, int k, float* out, int64_t ldo, float* scratch) {
+// k is a multiple of 64. Activation rows in batches of equal size, since each batch decodes the weights anew.
+template <class Decode>
+void block_rows_of(const Decode& decode, int r0, int nr, XRows x, int n, int k, float* out, int64_t ldo, float* scratch) {
   float* panel = scratch + static_cast<int64_t>(kBatchCols) * k;
   float* totals = panel + static_cast<int64_t>(kPanelRows) * kSegment;
-  for (int i0 = 0; i0 < n; i0 += kBatchCols) {
-    const int b = n - i0 < kBatchCols ? n - i0 : kBatchCols;
+  const int batches = (n + kBatchCols - 1) / kBatchCols, tiles = (n + kTileCols - 1) / kTileCols;
+  const int batch = (tiles + batches - 1) / batches * kTileCols;
+  for (int i0 = 0; i0 < n; i0 += batch) {
+    const int b = n - i0 < batch ? n - i0 : batch;
     pack_block(x, i0, b, k, scratch);
     for (int r = 0; r < nr; r += kPanelRows) {
       const int rows = nr - r < kPanelRows ? nr - r : kPanelRows;
-      panel_totals(make, r0 + r, rows, scratch, b, k, panel, totals);
+      panel_totals(decode, r0 + r, rows, scratch, b, k, panel, totals);
       for (int p = 0; p < kPanelRows; p += kTileRows)
         for (int t = 0; t < b; t += kTileCols) {
           const int c = b - t < kTileCols ? b - t : kTileCols;
@@ -123,6 +152,27 @@ void block_rows_of(const Make& make, int r0, int nr, XRows x, int n, int k, floa
         }
     }
   }
+}
+
+// The scales of a row stand behind everything else.
+inline float* block_scales_room(int k, float* scratch) { return scratch + block_scratch(k) - k / 8 - 64; }
+
+// False: this matrix has no decoder of that kind.
+inline bool block_rows_fast(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int64_t ldo, float* scratch) {
+#if defined(DS4_ISA_AVX512) || defined(DS4_ISA_AVX2)
+  bool done = false;
+  with_fast_decoder(m, [&](auto tag) {
+    using Dec = typename decltype(tag)::type;
+    if constexpr (Dec::kLayout == 1) {
+      block_rows_of(FastPanel<Dec>{m, block_scales_room(m.cols, scratch)}, r0, nr, x, n, m.cols, out, ldo, scratch);
+      done = true;
+    }
+  });
+  return done;
+#else
+  (void)m, (void)r0, (void)nr, (void)x, (void)n, (void)out, (void)ldo, (void)scratch;
+  return false;
+#endif
 }
 
 DS4_CPU_NAMESPACE_END

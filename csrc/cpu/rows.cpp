@@ -182,6 +182,7 @@ size_t dot_scratch(int k) {
 
 void dot_block(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int64_t ldo, float* scratch) {
   const int k = m.cols;
+  if (n > kFewRows && block_rows_fast(m, r0, nr, x, n, out, ldo, scratch)) return;
   if (n >= 1 && n <= kFewRows && few_rows_fast(m, r0, nr, x, n, out, ldo, scratch)) return;
   with_decoder(m, [&](auto make) {
     switch (n) {
@@ -192,7 +193,7 @@ void dot_block(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int6
       case 4: return few_rows<4>(make, r0, nr, x, k, out, ldo);
       default: break;
     }
-    if (kW >= 8 && k % kLanes == 0) return block_rows_of(make, r0, nr, x, n, k, out, ldo, scratch);
+    if (kW >= 8 && k % kLanes == 0) return block_rows_of(PlainPanel<decltype(make)>{make}, r0, nr, x, n, k, out, ldo, scratch);
     many_rows(make, r0, nr, x, n, k, out, ldo, scratch);
   });
 }
