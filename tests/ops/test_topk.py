@@ -119,7 +119,10 @@ def test_negative_k_is_refused() -> None:
         OPS.top_k(ISAS[0], f32([1]), -1)
 
 
-@pytest.mark.parametrize("order", ["normal", "equal", "ascending", "descending", "two values", "runs", "few live", "NaN among them"])
+ORDERS = ("normal", "equal", "ascending", "descending", "two values", "runs", "few live", "NaN among them")
+
+
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("n", "k"), [(4096, 1), (9000, 64), (50_000, 512), (50_001, 2048)])
 def test_long_lists(order: str, n: int, k: int) -> None:
     """Lists that are thinned out first, and those for which that does not help."""
