@@ -82,11 +82,12 @@ class Probe {
     const size_t scratch = (ops_.product_scratch(cols) + 15) & ~size_t{15};
     if (scratch_.size() < scratch * n_threads_ + 16) scratch_.resize(scratch * n_threads_ + 16);
     float* base = aligned(scratch_.data());
-    constexpr int kBlock = 64, kBatch = 96;
-    const int64_t blocks = (rows + kBlock - 1) / kBlock, batches = (n + kBatch - 1) / kBatch;
+    constexpr int kBatch = 96;
+    const int64_t block = ops_.block_rows(rows, n_threads_, n);
+    const int64_t blocks = (rows + block - 1) / block, batches = (n + kBatch - 1) / kBatch;
     return run(blocks * batches, [&](int64_t task, int worker) {
-      const int r0 = static_cast<int>(task % blocks) * kBlock, i0 = static_cast<int>(task / blocks) * kBatch;
-      const int nr = rows - r0 < kBlock ? rows - r0 : kBlock, nx = n - i0 < kBatch ? n - i0 : kBatch;
+      const int r0 = static_cast<int>(task % blocks * block), i0 = static_cast<int>(task / blocks) * kBatch;
+      const int nr = static_cast<int>(rows - r0 < block ? rows - r0 : block), nx = n - i0 < kBatch ? n - i0 : kBatch;
       ops_.product_block(m, r0, nr, aligned(x_.data()) + static_cast<int64_t>(i0) * cols, nx,
                          out_.data() + static_cast<int64_t>(i0) * rows + r0, rows, base + worker * scratch);
     });

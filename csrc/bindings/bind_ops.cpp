@@ -192,9 +192,26 @@ Out<int32_t> top_k(const std::string& isa, const Floats1& scores, int64_t k) {
   return out;
 }
 
+// The selector alone: what ops.top_k does, with bad input refused.
+Out<int32_t> select(const Floats1& scores, int64_t k, const std::string& isa) {
+  if (k < 0) throw OptionError("[select] k: expected 0 or more, found " + std::to_string(k));
+  const int64_t n = static_cast<int64_t>(scores.size());
+  if (n > INT32_MAX) throw OptionError("[select] scores: expected at most 2147483647, found " + std::to_string(n));
+  for (int64_t i = 0; i < n; ++i)
+    if (scores.data()[i] != scores.data()[i])
+      throw OptionError("[select] scores: NaN at index " + std::to_string(i) + " has no place in an order; replace it, by minus infinity if it must never be chosen");
+  return top_k(isa, scores, k);
+}
+
 }  // namespace
 
 void bind_contract_ops(nb::module_& m);
+
+void bind_select(nb::module_& m) {
+  m.def("select", &select, nb::arg("scores"), nb::arg("k"), nb::arg("isa") = "auto",
+        "The positions, ascending, of the k highest of `scores` (float32, one dimension): higher first, then the lower index. -0 equals 0, "
+        "subnormals are zeros, minus infinity is never chosen, so fewer than k may come back. NaN is refused: OptionError names its index.");
+}
 
 void bind_ops(nb::module_& parent) {
   nb::module_ m = parent.def_submodule("ops", "Single operations, for tests.");

@@ -36,6 +36,7 @@ void bind_engram(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_session(nb::module_& m);
 void bind_ops(nb::module_& m);
+void bind_select(nb::module_& m);
 void bind_bench(nb::module_& m);
 
 // Checked EngramHash::rows for the tokens after the first `history`: [n - history, columns].

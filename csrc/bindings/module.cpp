@@ -8,6 +8,7 @@ NB_MODULE(_ext, m) {
   ds4::py::bind_model(m);
   ds4::py::bind_session(m);
   ds4::py::bind_ops(m);
+  ds4::py::bind_select(m);
   ds4::py::bind_bench(m);
   ds4::bind_convert(m);
   ds4::bind_sampling(m);

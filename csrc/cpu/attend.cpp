@@ -11,7 +11,7 @@ void CpuBackend::attend(const AttendArgs& a) {
   const int hd = s_.head_dim, heads = s_.n_heads, w = s_.window, half = s_.rope_dim / 2, topk = s_.index_topk;
   const float scale = 1.0f / DS4_SQRT(static_cast<float>(hd));
   const int most = w + (a.compressed != nullptr ? topk : 0);
-  need_scratch(static_cast<size_t>(most) * hd);
+  need_scratch(static_cast<size_t>(most) * hd + static_cast<size_t>(head_floats(heads)) + dot_scratch(hd) + 64);
   // With few rows the heads are shared out as well.
   int splits = 1;
   while (splits < heads && a.n * splits < pool_->n_threads()) splits *= 2;  // each part decodes the rows anew
@@ -32,21 +32,33 @@ void CpuBackend::attend(const AttendArgs& a) {
     for (int j = 0; j < n_more; ++j)
       unpack_compressed_row(a.compressed + static_cast<int64_t>(a.selected[i * topk + j]) * crb, hd,
                             more + static_cast<int64_t>(j) * hd);
+    const int64_t at0 = (i * heads + h0) * hd;
+    HeadRun run{a.q + at0, a.o + at0, h1 - h0, nullptr, rows + static_cast<int64_t>(most) * hd, nullptr, nullptr};
+    run.alpha = run.weights + static_cast<int64_t>(run.n) * kPlaces;
+    run.state = reinterpret_cast<Softmax*>(run.alpha + run.n);
+    run.dots = rows + (static_cast<int64_t>(most) * hd + head_floats(heads) + 63) / 64 * 64;
+    for (int h = 0; h < run.n; ++h) run.state[h] = Softmax{};
+    // Places in the list: the window's are padded to `w`, so blocks start at the same places for every position.
+    bool first_block = true;
+    for (int b = 0; b < w + n_more; b += kPlaces) {
+      const int end = b + kPlaces;
+      const int w0 = b < n_window ? b : n_window, w1 = end < n_window ? end : n_window;
+      const int m0 = b > w ? b - w : 0, m1 = end - w < n_more ? (end - w > 0 ? end - w : 0) : n_more;
+      const int n_w = w1 - w0, n_m = m1 > m0 ? m1 - m0 : 0;
+      if (n_w + n_m == 0) continue;
+      // Window rows and entries are neighbours in scratch, so a mixed block is one run.
+      const float* keys = rows + static_cast<int64_t>(n_w > 0 ? w0 : n_window + m0) * hd;
+      if (hd % kDotLanes == 0)
+        attend_heads(run, keys, n_w + n_m, hd, scale, round_, first_block);
+      else
+        for (int h = 0; h < run.n; ++h)
+          attend_block(run.q + static_cast<int64_t>(h) * hd, keys, n_w + n_m, hd, scale, round_, run.state[h], run.o + static_cast<int64_t>(h) * hd);
+      first_block = false;
+    }
     for (int h = h0; h < h1; ++h) {
       const int64_t at = (i * heads + h) * hd;
-      const float* q = a.q + at;
       float* o = a.o + at;
-      Softmax state;
-      // Places in the list: the window's are padded to `w`, so blocks start at the same places for every position.
-      for (int b = 0; b < w + n_more; b += kPlaces) {
-        const int end = b + kPlaces;
-        const int w0 = b < n_window ? b : n_window, w1 = end < n_window ? end : n_window;
-        const int m0 = b > w ? b - w : 0, m1 = end - w < n_more ? (end - w > 0 ? end - w : 0) : n_more;
-        const int n_w = w1 - w0, n_m = m1 > m0 ? m1 - m0 : 0;
-        // Window rows and entries are neighbours in scratch, so a mixed block is one run.
-        const int64_t start = n_w > 0 ? w0 : n_window + m0;
-        attend_block(q, rows + start * hd, n_w + n_m, hd, scale, round_, state, o);
-      }
+      const Softmax& state = run.state[h - h0];
       const float total = state.sum + ds4_exp(a.sink[h] - state.max);
       for (int k = 0; k < hd; ++k) o[k] = rounded(o[k] / total, round_);
       if (a.o_raw != nullptr)

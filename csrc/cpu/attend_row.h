@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/row_ops.h"
+#include "cpu/rows.h"
 
 DS4_CPU_NAMESPACE_BEGIN
 
@@ -98,6 +99,75 @@ inline void attend_block(const float* q, const float* keys, int n, int hd, float
   add_values(o, keys, p, n, hd, alpha, state.first);
   state.max = top;
   state.first = false;
+}
+
+// Several heads that read the same rows: what one head of attend_block does, but the rows come from memory once.
+struct HeadRun {
+  const float* q;  // [n][hd]
+  float* o;        // [n][hd]
+  int n;
+  Softmax* state;  // [n]
+  float* weights;  // [n][kPlaces]: scores, then what the values are multiplied by
+  float* alpha;    // [n]
+  float* dots;     // scratch of dot_block
+};
+
+constexpr int64_t head_floats(int n) { return static_cast<int64_t>(n) * (kPlaces + 1 + (sizeof(Softmax) + 3) / 4) + 64; }
+
+// One head's share of a block: scores become weights; alpha rescales what is there.
+inline float soften(float* s, int n, float scale, bool round, Softmax& state) {
+  float top = state.max;
+  for (int j = 0; j < n; ++j) {
+    s[j] = s[j] * scale;
+    top = ds4_max(top, s[j]);
+  }
+  float e[kPlaces];
+  const float alpha = ds4_exp(state.max - top);
+  for (int j = 0; j < n; ++j) e[j] = ds4_exp(s[j] - top);
+  for (int j = 0; j < n; ++j) s[j] = round ? ds4_bf16(e[j]) : e[j];
+  state.sum = DS4_FMA(state.sum, alpha, sum_places(e, n));
+  state.max = top;
+  return alpha;
+}
+
+// H heads times U vectors of the values.
+template <int H, int U>
+inline void add_values_of(const HeadRun& r, int h, const float* values, int n, int hd, int i, bool first) {
+  V acc[H][U];
+  for (int x = 0; x < H; ++x)
+    for (int u = 0; u < U; ++u)
+      acc[x][u] = first ? v_zero() : v_mul(v_load(r.o + static_cast<int64_t>(h + x) * hd + i + u * kW), v_set(r.alpha[h + x]));
+  for (int j = 0; j < n; ++j) {
+    V v[U];
+    for (int u = 0; u < U; ++u) {
+      v[u] = v_load(values + static_cast<int64_t>(j) * hd + i + u * kW);
+      v_keep(v[u]);
+    }
+    for (int x = 0; x < H; ++x) {
+      const V p = v_set(r.weights[(h + x) * kPlaces + j]);
+      for (int u = 0; u < U; ++u) acc[x][u] = v_fma(p, v[u], acc[x][u]);
+    }
+  }
+  for (int x = 0; x < H; ++x)
+    for (int u = 0; u < U; ++u) v_store(r.o + static_cast<int64_t>(h + x) * hd + i + u * kW, acc[x][u]);
+}
+
+// A multiple of 64 wide heads; the places of a block are the same for all heads, so `first` is too.
+inline void attend_heads(const HeadRun& r, const float* keys, int n, int hd, float scale, bool round, bool first) {
+  Matrix m;
+  m.type = RowType::f32;
+  m.rows = n;
+  m.cols = hd;
+  m.data = reinterpret_cast<const uint8_t*>(keys);
+  m.row_bytes = static_cast<int64_t>(hd) * 4;
+  dot_block(m, 0, n, XRows{r.q, hd, nullptr}, r.n, r.weights, kPlaces, r.dots);
+  for (int h = 0; h < r.n; ++h) r.alpha[h] = soften(r.weights + h * kPlaces, n, scale, round, r.state[h]);
+  constexpr int H = kRegisters == 32 ? 4 : 2, U = 4;
+  for (int i = 0; i < hd; i += U * kW) {  // hd is a multiple of 64, so of U * kW
+    int h = 0;
+    for (; h + H <= r.n; h += H) add_values_of<H, U>(r, h, keys, n, hd, i, first);
+    for (; h < r.n; ++h) add_values_of<1, U>(r, h, keys, n, hd, i, first);
+  }
 }
 
 DS4_CPU_NAMESPACE_END

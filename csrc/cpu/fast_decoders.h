@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cpu/decoders.h"
+#include "cpu/half_table.h"
 
 DS4_CPU_NAMESPACE_BEGIN
 
@@ -20,6 +21,7 @@ DS4_INLINE void fetch_line(const uint8_t* p) { __builtin_prefetch(p + kFetchAhea
 struct FastBase {
   static constexpr int kLayout = 1;
   static constexpr bool kPrepares = false;
+  static constexpr bool kWide = false;  // two bytes and more an element: fetched ahead only where that pays
   static constexpr int64_t floats(int) { return 0; }
   DS4_INLINE void prepare(int) {}
 };
@@ -32,14 +34,18 @@ struct FastF32 : FastBase {
   DS4_INLINE V get(int i) const {
     return v_load(p + i + E);
   }
-  DS4_INLINE void fetch(int) const {}  // four streams at once: the machine fetches better alone
+  DS4_INLINE void fetch(int) const {}
 };
 
 struct Fast16 : FastBase {
   const uint16_t* p;
   Fast16() = default;
   Fast16(const Matrix& m, int r, float*) : p(reinterpret_cast<const uint16_t*>(m.data + r * m.row_bytes)) {}
-  DS4_INLINE void fetch(int) const {}
+  static constexpr bool kWide = true;
+  DS4_INLINE void fetch(int i) const {
+    fetch_line(reinterpret_cast<const uint8_t*>(p + i));
+    fetch_line(reinterpret_cast<const uint8_t*>(p + i + 32));
+  }
 };
 
 struct FastF16 : Fast16 {
@@ -68,40 +74,39 @@ struct FastBf16 : Fast16 {
 #endif
 };
 
+// scale_256 of every scale byte.
+struct Fp8Scales {
+  float v[256];
+};
+constexpr Fp8Scales make_fp8_scales() {
+  Fp8Scales t{};
+  for (uint32_t b = 0; b < 256; ++b) t.v[b] = __builtin_bit_cast(float, (b + 8u > 255u ? 255u : b + 8u) << 23);
+  return t;
+}
+alignas(64) constexpr Fp8Scales kFp8Scales = make_fp8_scales();
+
 struct FastFp8 : FastBase {
   const uint8_t* p;
   const uint8_t* scale;
-  float* s;
-  static constexpr bool kPrepares = true;
-  static constexpr int64_t floats(int k) { return k / 32; }
   FastFp8() = default;
-  FastFp8(const Matrix& m, int r, float* scratch)
-      : p(m.data + r * m.row_bytes),
-        scale(m.scale + (m.type == RowType::fp8_block ? r >> 5 : r) * m.scale_row_bytes),
-        s(scratch) {}
-  DS4_INLINE void prepare(int i) {
-#if defined(DS4_ISA_AVX512)
-    const __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(scale + i / 32)));
-    const __m256i e = _mm256_min_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(8)), _mm256_set1_epi32(255));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(s + i / 32), _mm256_slli_epi32(e, 23));
-#else
-    for (int b = i / 32; b < i / 32 + kChunk / 32; ++b) s[b] = scale_256(scale[b]);
-#endif
-  }
+  FastFp8(const Matrix& m, int r, float*)
+      : p(m.data + r * m.row_bytes), scale(m.scale + (m.type == RowType::fp8_block ? r >> 5 : r) * m.scale_row_bytes) {}
 #if defined(DS4_ISA_AVX512)
   static constexpr int kLayout = 2;
   template <int E>
   DS4_INLINE V get(int i) const {
-    // A code in the upper byte of a 16-bit word, moved down by one, is a half float but for the copied sign.
-    __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + (E & 32)));
-    if constexpr ((E & 16) == 0) w = _mm256_slli_epi16(w, 8);
-    w = _mm256_and_si256(_mm256_srai_epi16(w, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
-    return {_mm512_mul_ps(_mm512_cvtph_ps(w), _mm512_set1_ps(s[(i >> 5) + (E >> 5)]))};
+    // A code in the upper byte of a 16-bit word, moved down by one, is a half float but for the copied sign. All 64 codes
+    // at once: where a caller wants all four vectors, the compiler shares the work.
+    __m512i w = _mm512_loadu_si512(p + i);
+    if constexpr ((E & 16) == 0) w = _mm512_slli_epi16(w, 8);
+    w = _mm512_and_si512(_mm512_srai_epi16(w, 1), _mm512_set1_epi16(static_cast<short>(0xbf80)));
+    const __m256i half = E < 32 ? _mm512_castsi512_si256(w) : _mm512_extracti64x4_epi64(w, 1);
+    return {_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(kFp8Scales.v[scale[(i >> 5) + (E >> 5)]]))};
   }
 #else
   template <int E>
   DS4_INLINE V get(int i) const {
-    return v_mul(v_e4m3_256th(p + i + E), v_set(s[(i >> 5) + (E >> 5)]));
+    return v_mul(v_e4m3_256th(p + i + E), v_set(kFp8Scales.v[scale[(i >> 5) + (E >> 5)]]));
   }
 #endif
   DS4_INLINE void fetch(int i) const { fetch_line(p + i); }
@@ -182,35 +187,15 @@ struct FastMxfp4 : FastBase {
 
 struct FastQ8_0 : FastBase {
   const uint8_t* p;
-  float* s;
-  static constexpr bool kPrepares = true;
-  static constexpr int64_t floats(int k) { return k / 32; }
+  const float* half;
   FastQ8_0() = default;
-  FastQ8_0(const Matrix& m, int r, float* scratch) : p(m.data + r * m.row_bytes), s(scratch) {}
-  DS4_INLINE void prepare(int i) {
-    const uint8_t* b = p + (i >> 5) * 34;
-    float* out = s + (i >> 5);
-    uint16_t half[8];
-    for (int j = 0; j < 8; ++j) std::memcpy(&half[j], b + j * 34, 2);
-#if defined(DS4_ISA_AVX512)
-    // Not through memory: eight short stores and a wide load of them would wait for each other.
-    __m128i h = _mm_cvtsi32_si128(half[0]);
-    h = _mm_insert_epi16(h, half[1], 1);
-    h = _mm_insert_epi16(h, half[2], 2);
-    h = _mm_insert_epi16(h, half[3], 3);
-    h = _mm_insert_epi16(h, half[4], 4);
-    h = _mm_insert_epi16(h, half[5], 5);
-    h = _mm_insert_epi16(h, half[6], 6);
-    h = _mm_insert_epi16(h, half[7], 7);
-    _mm256_storeu_ps(out, _mm256_cvtph_ps(h));
-#else
-    for (int j = 0; j < 8; j += kW) v_store(out + j, v_f16(half + j));
-#endif
-  }
+  FastQ8_0(const Matrix& m, int r, float*) : p(m.data + r * m.row_bytes), half(half_table()) {}
   template <int E>
   DS4_INLINE V get(int i) const {
-    const int block = (i >> 5) + (E >> 5);
-    return v_mul(v_i8(reinterpret_cast<const int8_t*>(p + block * 34 + 2 + (E & 31))), v_set(s[block]));
+    const uint8_t* b = p + ((i >> 5) + (E >> 5)) * 34;
+    uint16_t h;
+    std::memcpy(&h, b, 2);
+    return v_mul(v_i8(reinterpret_cast<const int8_t*>(b + 2 + (E & 31))), v_set(half[h]));
   }
   DS4_INLINE void fetch(int i) const {
     const uint8_t* b = p + (i >> 5) * 34;
@@ -221,14 +206,13 @@ struct FastQ8_0 : FastBase {
 
 struct FastQ4K : FastBase {
   const uint8_t* p;
-  float* s;  // per 256: eight d * scale, eight -(dmin * min)
+  float* s;  // per 256: eight d * scale, eight dmin * min
   static constexpr bool kPrepares = true;
   static constexpr int64_t floats(int k) { return k / 16; }
   FastQ4K() = default;
   FastQ4K(const Matrix& m, int r, float* scratch) : p(m.data + r * m.row_bytes), s(scratch) {}
   DS4_INLINE void prepare(int i) { block_scales(p + (i >> 8) * 144, s + (i >> 8) * 16); }
 #if defined(DS4_ISA_AVX512)
-  // Scales of odd groups come divided by 16, because their codes come multiplied by it.
   static DS4_INLINE void block_scales(const uint8_t* b, float* out) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
     const __m128i low = _mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32(x, _MM_SHUFFLE(2, 2, 1, 1)), _mm_setr_epi32(0, 2, 0, 2)),
@@ -238,25 +222,18 @@ struct FastQ4K : FastBase {
     const __m512 q = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_or_si128(low, high)));
     const __m512i which = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m512 d = _mm512_permutexvar_ps(which, _mm512_castps128_ps512(_mm_cvtph_ps(x)));
-    const float h = 0.0625f;
-    const __m512 factor = _mm512_setr_ps(1.f, h, 1.f, h, 1.f, h, 1.f, h, -1.f, -1.f, -1.f, -1.f, -1.f, -1.f, -1.f, -1.f);
-    _mm512_storeu_ps(out, _mm512_mul_ps(q, _mm512_mul_ps(d, factor)));
+    _mm512_storeu_ps(out, _mm512_mul_ps(q, d));
   }
-  // Even groups (low nibbles) look their 16 possible values up, odd ones (high nibbles) compute them: that spreads the
-  // work over the machine's ports.
+  // A group of 32 elements has sixteen possible values: made once, then looked up.
   template <int E>
   DS4_INLINE V get(int i) const {
     const int block = i >> 8, pair = (i >> 6) & 3;
     const uint8_t* q = p + block * 144 + 16 + pair * 32 + (E & 31);
     const float* t = s + block * 16 + pair * 2 + (E >> 5);
-    const __m512i w = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
-    if constexpr (E >= 32) {
-      const __m512 code = _mm512_cvtepi32_ps(_mm512_and_si512(w, _mm512_set1_epi32(0xf0)));
-      return {_mm512_fmadd_ps(_mm512_set1_ps(t[0]), code, _mm512_set1_ps(t[8]))};
-    } else {
-      const __m512 codes = _mm512_setr_ps(0.f, 1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 12.f, 13.f, 14.f, 15.f);
-      return {_mm512_permutexvar_ps(w, _mm512_fmadd_ps(_mm512_set1_ps(t[0]), codes, _mm512_set1_ps(t[8])))};
-    }
+    __m512i w = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
+    if constexpr (E >= 32) w = _mm512_srli_epi32(w, 4);
+    const __m512 codes = _mm512_setr_ps(0.f, 1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 12.f, 13.f, 14.f, 15.f);
+    return {_mm512_permutexvar_ps(w, _mm512_fmsub_ps(codes, _mm512_set1_ps(t[0]), _mm512_set1_ps(t[8])))};
   }
 #else
   static DS4_INLINE void block_scales(const uint8_t* b, float* out) {
@@ -264,14 +241,14 @@ struct FastQ4K : FastBase {
     std::memcpy(w, b + 4, 12);
     const uint32_t six[4] = {w[0] & 0x3f3f3f3fu, (w[2] & 0x0f0f0f0fu) | ((w[0] >> 2) & 0x30303030u), w[1] & 0x3f3f3f3fu,
                              ((w[2] >> 4) & 0x0f0f0f0fu) | ((w[1] >> 2) & 0x30303030u)};
-    const float d = f16_scalar(b), m = -f16_scalar(b + 2);
+    const float d = f16_scalar(b), m = f16_scalar(b + 2);
     for (int j = 0; j < 16; ++j) out[j] = (j < 8 ? d : m) * static_cast<float>((six[j >> 2] >> (8 * (j & 3))) & 255u);
   }
   template <int E>
   DS4_INLINE V get(int i) const {
     const int block = i >> 8, pair = (i >> 6) & 3;
     const float* t = s + block * 16 + pair * 2 + (E >> 5);
-    return v_fma(v_set(t[0]), v_u4_half<(E >= 32)>(p + block * 144 + 16 + pair * 32 + (E & 31)), v_set(t[8]));
+    return v_fma(v_set(t[0]), v_u4_half<(E >= 32)>(p + block * 144 + 16 + pair * 32 + (E & 31)), v_set(-t[8]));
   }
 #endif
   DS4_INLINE void fetch(int i) const { fetch_line(p + (i >> 8) * 144 + ((i >> 6) & 3) * 36); }

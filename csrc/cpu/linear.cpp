@@ -17,10 +17,7 @@ void CpuBackend::linear(const Product* products, int n_products, int n) {
     total_rows += products[p].rows;
   }
   need_scratch(dot_scratch(k));
-  // Blocks small enough to share among the threads, large enough to be worth a visit.
-  int64_t block = total_rows / (pool_->n_threads() * 6);
-  block = block < 8 ? 8 : (block > 64 ? 64 : block);
-  block &= ~static_cast<int64_t>(3);
+  const int64_t block = block_rows(total_rows, pool_->n_threads(), n);
   int64_t first[kMaxProducts + 1];
   first[0] = 0;
   for (int p = 0; p < n_products; ++p) first[p + 1] = first[p] + (products[p].rows + block - 1) / block;

@@ -76,29 +76,32 @@ void CpuBackend::moe(const MoeArgs& a) {
   for (int e = 0; e <= n_experts; ++e)
     if (start[e + 1] > start[e]) active[n_active++] = e;
 
-  constexpr int kBlock = 32;  // a quantiser group: blocks of the middle dimension never share one
-  constexpr int kBatch = 64;  // rows of one expert handled together
+  // Blocks of output rows (whole quantiser groups) and rows of one expert handled together: `area` numbers at a time.
+  constexpr int kGroup = 32, kArea = 8192;
+  const auto blocks_of = [&](int64_t total) { return static_cast<int>((block_rows(total, pool_->n_threads(), n) + kGroup - 1) / kGroup * kGroup); };
+  const int f_block = blocks_of(static_cast<int64_t>(n_active) * f_dim), d_block = blocks_of(d);
   const int max_k = d > f_dim ? d : f_dim;
-  need_scratch(dot_scratch(max_k) + static_cast<size_t>(kBatch) * kBlock * 2 + static_cast<size_t>(n) * 64);
+  need_scratch(dot_scratch(max_k) + 2 * kArea + static_cast<size_t>(n) * d_block);
 
-  const int f_blocks = (f_dim + kBlock - 1) / kBlock;
+  const int f_blocks = (f_dim + f_block - 1) / f_block;
   const auto expert = [&](int e) -> const ExpertWeights& { return e == n_experts ? a.w->shared : a.w->experts[e]; };
   // Gate, up and SwiGLU: one task is a block of the middle dimension of one expert.
   loop(static_cast<int64_t>(n_active) * f_blocks, [&](int64_t task, int worker) {
-    const int e = active[task / f_blocks], f0 = static_cast<int>(task % f_blocks) * kBlock;
-    const int nf = f_dim - f0 < kBlock ? f_dim - f0 : kBlock;
+    const int e = active[task / f_blocks], f0 = static_cast<int>(task % f_blocks) * f_block;
+    const int nf = f_dim - f0 < f_block ? f_dim - f0 : f_block;
+    const int batch = kArea / f_block;
     const int32_t p0 = start[e], p1 = start[e + 1];
     float* gate = scratch(worker);
-    float* up = gate + kBatch * kBlock;
-    float* dots = up + kBatch * kBlock;
-    for (int32_t p = p0; p < p1; p += kBatch) {
-      const int m = p1 - p < kBatch ? p1 - p : kBatch;
+    float* up = gate + kArea;
+    float* dots = up + kArea;
+    for (int32_t p = p0; p < p1; p += batch) {
+      const int m = p1 - p < batch ? p1 - p : batch;
       const XRows x{a.xq, d, rows + p};
-      dot_block(expert(e).w1, f0, nf, x, m, gate, kBlock, dots);
-      dot_block(expert(e).w3, f0, nf, x, m, up, kBlock, dots);
+      dot_block(expert(e).w1, f0, nf, x, m, gate, f_block, dots);
+      dot_block(expert(e).w3, f0, nf, x, m, up, f_block, dots);
       for (int j = 0; j < m; ++j) {
-        float* g = gate + j * kBlock;
-        float* u = up + j * kBlock;
+        float* g = gate + j * f_block;
+        float* u = up + j * f_block;
         round_row(g, nf, round_);
         round_row(u, nf, round_);
         const int32_t mid = mids[p + j];
@@ -110,28 +113,29 @@ void CpuBackend::moe(const MoeArgs& a) {
     }
   });
   // Down and combine: one task is a block of output columns over all experts in ascending order.
-  const int d_blocks = (d + 31) / 32;
+  const int d_blocks = (d + d_block - 1) / d_block;
   loop(d_blocks, [&](int64_t task, int worker) {
-    const int d0 = static_cast<int>(task) * 32;
-    const int nd = d - d0 < 32 ? d - d0 : 32;
-    float* sum = scratch(worker);            // [n][32]
-    float* part = sum + static_cast<size_t>(n) * 32;  // [kBatch][32]
-    float* dots = part + kBatch * kBlock;
-    for (int64_t j = 0; j < static_cast<int64_t>(n) * 32; ++j) sum[j] = 0.f;
+    const int d0 = static_cast<int>(task) * d_block;
+    const int nd = d - d0 < d_block ? d - d0 : d_block;
+    const int batch = kArea / d_block;
+    float* sum = scratch(worker);  // [n][d_block]
+    float* part = sum + static_cast<size_t>(n) * d_block;
+    float* dots = part + kArea;
+    for (int64_t j = 0; j < static_cast<int64_t>(n) * d_block; ++j) sum[j] = 0.f;
     for (int x = 0; x < n_active; ++x) {
       const int e = active[x];
-      for (int32_t p = start[e]; p < start[e + 1]; p += kBatch) {
-        const int m = start[e + 1] - p < kBatch ? start[e + 1] - p : kBatch;
-        dot_block(expert(e).w2, d0, nd, XRows{a.mid, f_dim, mids + p}, m, part, 32, dots);
+      for (int32_t p = start[e]; p < start[e + 1]; p += batch) {
+        const int m = start[e + 1] - p < batch ? start[e + 1] - p : batch;
+        dot_block(expert(e).w2, d0, nd, XRows{a.mid, f_dim, mids + p}, m, part, d_block, dots);
         for (int j = 0; j < m; ++j) {
-          float* s = sum + static_cast<int64_t>(rows[p + j]) * 32;
-          round_row(part + j * 32, nd, round_);
-          for (int q = 0; q < nd; ++q) s[q] = s[q] + part[j * 32 + q];
+          float* s = sum + static_cast<int64_t>(rows[p + j]) * d_block;
+          round_row(part + j * d_block, nd, round_);
+          for (int q = 0; q < nd; ++q) s[q] = s[q] + part[j * d_block + q];
         }
       }
     }
     for (int i = 0; i < n; ++i)
-      for (int q = 0; q < nd; ++q) a.y[static_cast<int64_t>(i) * d + d0 + q] = rounded(sum[i * 32 + q], round_);
+      for (int q = 0; q < nd; ++q) a.y[static_cast<int64_t>(i) * d + d0 + q] = rounded(sum[i * d_block + q], round_);
   });
 }
 

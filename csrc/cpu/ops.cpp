@@ -91,7 +91,7 @@ const Ops* ops();
 const Ops* ops() {
   static const Ops table{unary,   dot_scratch, product, decode_row,      norm_row,     rotate_tail, fake_q8,
                          pack,    unpack,      hc_coefficients, collapse_row, expand_row,  product_block,
-                         read_bytes, fma_chain, fma_flops, top_k};
+                         block_rows, read_bytes, fma_chain, fma_flops, top_k};
   return &table;
 }
 

@@ -28,6 +28,8 @@ struct Ops {
   void (*expand)(const float* y, const float* post, const float* comb, int c, int d, bool round, float* stream);
   // Rows r0 .. r0 + nr - 1 times n activation rows: out[i * ldo + r - r0].
   void (*product_block)(const Matrix& m, int r0, int nr, const float* x, int n, float* out, int64_t ldo, float* scratch);
+  // Rows of a block, as the engine shares out a matrix.
+  int64_t (*block_rows)(int64_t total, int n_threads, int n);
   // For benchmarks: reads memory; multiplies and adds in registers, fma_flops(rounds) operations.
   uint64_t (*read)(const uint8_t* p, size_t bytes);
   float (*fma_chain)(int64_t rounds);

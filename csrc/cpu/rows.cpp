@@ -1,12 +1,10 @@
 #include "cpu/rows.h"
 
 #include "cpu/decoders.h"
+#include "cpu/row_blocks.h"
 #include "cpu/row_tiles.h"
 
 DS4_CPU_NAMESPACE_BEGIN
-
-constexpr int kTileRows = kRegisters == 32 ? 4 : 2;  // weight rows of a tile
-constexpr int kTileCols = kRegisters == 32 ? 6 : 4;  // activation rows of a tile
 
 // Pairwise by index bit, the lowest first.
 DS4_INLINE float tree(const float* total) {
@@ -177,10 +175,14 @@ DS4_CPU_NAMESPACE_END
 
 namespace ds4::cpu::DS4_ISA {
 
-size_t dot_scratch(int k) { return static_cast<size_t>(few_scratch(k)); }
+size_t dot_scratch(int k) {
+  const int64_t few = few_scratch(k), blocks = block_scratch(k);
+  return static_cast<size_t>(few > blocks ? few : blocks);
+}
 
 void dot_block(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int64_t ldo, float* scratch) {
   const int k = m.cols;
+  if (n > kFewRows && block_rows_fast(m, r0, nr, x, n, out, ldo, scratch)) return;
   if (n >= 1 && n <= kFewRows && few_rows_fast(m, r0, nr, x, n, out, ldo, scratch)) return;
   with_decoder(m, [&](auto make) {
     switch (n) {
@@ -189,8 +191,10 @@ void dot_block(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int6
       case 2: return few_rows<2>(make, r0, nr, x, k, out, ldo);
       case 3: return few_rows<3>(make, r0, nr, x, k, out, ldo);
       case 4: return few_rows<4>(make, r0, nr, x, k, out, ldo);
-      default: return many_rows(make, r0, nr, x, n, k, out, ldo, scratch);
+      default: break;
     }
+    if (kW >= 8 && k % kLanes == 0) return block_rows_of(PlainPanel<decltype(make)>{make}, r0, nr, x, n, k, out, ldo, scratch);
+    many_rows(make, r0, nr, x, n, k, out, ldo, scratch);
   });
 }
 

@@ -20,6 +20,16 @@ struct XRows {
   const float* row(int i) const { return base + (index != nullptr ? index[i] : i) * stride; }
 };
 
+constexpr int kFewRows = 8;     // most activation rows of the kernels that are bound by memory
+
+// Rows of a block when `total` of them, times n activation rows, are shared among the threads: small enough that all
+// finish together, large enough that what a block begins with (streams that nothing prefetched, packing) does not count.
+inline int64_t block_rows(int64_t total, int n_threads, int n) {
+  const int64_t most = n <= kFewRows ? 256 : 128;
+  const int64_t share = total / (static_cast<int64_t>(n_threads) * 6) & ~static_cast<int64_t>(7);
+  return share < 8 ? 8 : (share > most ? most : share);
+}
+
 // Floats of scratch that dot_block needs for a matrix of k columns.
 size_t dot_scratch(int k);
 

@@ -117,59 +117,107 @@ inline void byte_query(const int8_t* codes, int heads, int dim, int32_t* quads, 
   }
 }
 
+// Sixteen dwords of each of sixteen rows, turned: out[c] holds dword c of all rows.
+inline void turn_sixteen(const uint8_t* const* rows, int n, int at, __m512i* out) {
+  __m512i r[16], t[16];
+  for (int e = 0; e < 16; ++e) r[e] = _mm512_loadu_si512(rows[e < n ? e : 0] + at);
+  for (int e = 0; e < 16; e += 2) {
+    t[e] = _mm512_unpacklo_epi32(r[e], r[e + 1]);
+    t[e + 1] = _mm512_unpackhi_epi32(r[e], r[e + 1]);
+  }
+  for (int e = 0; e < 16; e += 4)  // r[e + j]: dwords j, 4 + j, 8 + j, 12 + j of rows e .. e + 3, a 128-bit block each
+    for (int j = 0; j < 2; ++j) {
+      r[e + 2 * j] = _mm512_unpacklo_epi64(t[e + j], t[e + 2 + j]);
+      r[e + 2 * j + 1] = _mm512_unpackhi_epi64(t[e + j], t[e + 2 + j]);
+    }
+  for (int j = 0; j < 4; ++j) {
+    const __m512i a = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88), b = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);
+    const __m512i c = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88), d = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xdd);
+    out[j] = _mm512_shuffle_i32x4(a, c, 0x88);
+    out[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88);
+    out[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
+    out[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
+  }
+}
+
 // Keys of 16 rows: [dim / 4][16] quads of bytes; scales [dim / 32][16].
 inline void load_byte_keys(const uint8_t* const* rows, int n, int dim, KeyBlock out) {
   const __m512i low = _mm512_set1_epi8(15);
   const __m512i table = _mm512_broadcast_i32x4(
       _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));  // twice the value, plus 12
-  for (int c = 0; c < dim / 8; ++c) {
-    alignas(64) int32_t column[kScoreRows];
-    for (int e = 0; e < kScoreRows; ++e) std::memcpy(&column[e], rows[e < n ? e : 0] + c * 4, 4);
-    const __m512i w = _mm512_load_si512(column);
+  const auto expand = [&](__m512i w, int c) {
     _mm512_storeu_si512(out.pairs + (2 * c) * kScoreRows, _mm512_shuffle_epi8(table, _mm512_and_si512(w, low)));
     _mm512_storeu_si512(out.pairs + (2 * c + 1) * kScoreRows,
                         _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(w, 4), low)));
+  };
+  int c = 0;
+  for (; c + 16 <= dim / 8; c += 16) {
+    __m512i turned[16];
+    turn_sixteen(rows, n, c * 4, turned);
+    for (int j = 0; j < 16; ++j) expand(turned[j], c + j);
   }
-  for (int e = 0; e < kScoreRows; ++e)
-    for (int g = 0; g < dim / 32; ++g) out.scales[g * kScoreRows + e] = ds4_e8m0(rows[e < n ? e : 0][dim / 2 + g]);
+  for (; c < dim / 8; ++c) {
+    alignas(64) int32_t column[kScoreRows];
+    for (int e = 0; e < kScoreRows; ++e) std::memcpy(&column[e], rows[e < n ? e : 0] + c * 4, 4);
+    expand(_mm512_load_si512(column), c);
+  }
+  for (int g = 0; g < dim / 32; ++g) {
+    alignas(64) uint32_t codes[kScoreRows];
+    for (int e = 0; e < kScoreRows; ++e) codes[e] = rows[e < n ? e : 0][dim / 2 + g];
+    for (int e = 0; e < kScoreRows; ++e) out.scales[g * kScoreRows + e] = DS4_AS_FLOAT(codes[e] << 23);  // as ds4_e8m0
+  }
 }
 
-// d [heads][16] of the group terms; heads is a multiple of 4.
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))) inline void byte_group_terms(
-    KeyBlock keys, const int32_t* quads, const int32_t* start, const float* scales, int heads, int dim, float* d) {
+// bf16 rounding of a value that is a number, or a NaN whose lower half is zero (what arithmetic with a bf16 NaN gives).
+DS4_INLINE __m512 bf16_numbers(__m512 x) {
+  const __m512i u = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  const __m512i r = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+  return _mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+// Four heads at a time, from integers to what they add to the score; heads is a multiple of 4. Where values are rounded,
+// weights are bf16 numbers. relu comes before the rounding, which changes nothing and leaves no NaN to round.
+template <bool kRound>
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))) void score_byte_heads(
+    KeyBlock keys, const int32_t* quads, const int32_t* start, const float* scales, const float* weights, int heads, int dim, float* total) {
   const int groups = dim / 32;
-  for (int g = 0; g < groups; ++g) {
-    __m512i key[8];
-    for (int j = 0; j < 8; ++j) key[j] = _mm512_loadu_si512(keys.pairs + (g * 8 + j) * kScoreRows);
-    const __m512 ks = _mm512_loadu_ps(keys.scales + g * kScoreRows);
-    for (int h = 0; h < heads; h += 4) {
+  __m512 sum = _mm512_setzero_ps();
+  for (int h = 0; h < heads; h += 4) {
+    __m512 d[4];
+    for (int g = 0; g < groups; ++g) {
       __m512i acc[4];
       for (int x = 0; x < 4; ++x) acc[x] = _mm512_set1_epi32(start[(h + x) * groups + g]);
-      for (int j = 0; j < 8; ++j)
+      for (int j = 0; j < 8; ++j) {
+        const __m512i key = _mm512_loadu_si512(keys.pairs + (g * 8 + j) * kScoreRows);
         for (int x = 0; x < 4; ++x)
-          acc[x] = _mm512_dpbusd_epi32(acc[x], key[j], _mm512_set1_epi32(quads[((h + x) * groups + g) * 8 + j]));
+          acc[x] = _mm512_dpbusd_epi32(acc[x], key, _mm512_set1_epi32(quads[((h + x) * groups + g) * 8 + j]));
+      }
+      const __m512 ks = _mm512_loadu_ps(keys.scales + g * kScoreRows);
       for (int x = 0; x < 4; ++x) {
-        float* to = d + (h + x) * kScoreRows;
-        const __m512 s = _mm512_set1_ps(scales[(h + x) * groups + g]);
-        const __m512 t = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(acc[x]), s), ks);
-        _mm512_storeu_ps(to, g == 0 ? t : _mm512_add_ps(_mm512_loadu_ps(to), t));
+        const __m512 t = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(acc[x]), _mm512_set1_ps(scales[(h + x) * groups + g])), ks);
+        d[x] = g == 0 ? t : _mm512_add_ps(d[x], t);
       }
     }
+    for (int x = 0; x < 4; ++x) {
+      const __m512 positive = _mm512_max_ps(d[x], _mm512_setzero_ps());  // NaN gives the second operand
+      const __m512 w = _mm512_set1_ps(weights[h + x]);
+      if constexpr (kRound)
+        sum = _mm512_add_ps(sum, bf16_numbers(_mm512_mul_ps(bf16_numbers(positive), w)));
+      else
+        sum = _mm512_add_ps(sum, _mm512_mul_ps(positive, w));
+    }
   }
+  _mm512_storeu_ps(total, sum);
 }
 
 inline void score_byte_keys(KeyBlock keys, const int32_t* quads, const int32_t* start, const float* scales,
-                            const float* weights, int heads, int dim, bool round, float* d, float* out) {
-  byte_group_terms(keys, quads, start, scales, heads, dim, d);
-  float total[kScoreRows] = {};
-  for (int h = 0; h < heads; ++h) {
-    const float w = weights[h];
-    const float* t = d + h * kScoreRows;
-    if (round)
-      for (int e = 0; e < kScoreRows; ++e) total[e] = total[e] + ds4_bf16(ds4_max(ds4_bf16(t[e]), 0.f) * w);
-    else
-      for (int e = 0; e < kScoreRows; ++e) total[e] = total[e] + ds4_max(t[e], 0.f) * w;
-  }
+                            const float* weights, int heads, int dim, bool round, float* out) {
+  float total[kScoreRows];
+  if (round)
+    score_byte_heads<true>(keys, quads, start, scales, weights, heads, dim, total);
+  else
+    score_byte_heads<false>(keys, quads, start, scales, weights, heads, dim, total);
   for (int e = 0; e < kScoreRows; ++e) out[e] = round ? ds4_bf16(total[e]) : total[e];
 }
 #endif

@@ -32,7 +32,6 @@ struct Query {
 // What scoring a run of entries needs, for each worker.
 struct ScoreScratch {
   KeyBlock keys;
-  float* terms;  // [heads][16]
 };
 
 // What choosing among the scores of one row needs.
@@ -51,11 +50,10 @@ Query carve_query(Carver& c, int heads, int dim) {
   return q;
 }
 
-ScoreScratch carve_score(Carver& c, int heads, int dim) {
+ScoreScratch carve_score(Carver& c, int dim) {
   ScoreScratch s{};
   s.keys.pairs = c.take<int32_t>(static_cast<size_t>(dim) / 2 * kScoreRows);
   s.keys.scales = c.take<float>(static_cast<size_t>(dim) / 32 * kScoreRows);
-  s.terms = c.take<float>(static_cast<size_t>(heads) * kScoreRows);
   return s;
 }
 
@@ -119,7 +117,7 @@ struct Selection {
 #if defined(DS4_ISA_AVX512)
       if (bytes) {
         load_byte_keys(rows, c, dim, t.keys);
-        score_byte_keys(t.keys, q.pairs, q.start, q.scales, q.weights, heads, dim, round, t.terms, scores + j);
+        score_byte_keys(t.keys, q.pairs, q.start, q.scales, q.weights, heads, dim, round, scores + j);
         continue;
       }
 #endif
@@ -182,7 +180,7 @@ void CpuBackend::select(const SelectArgs& a) {
   const auto layout = [&](char* base, Query& q, ScoreScratch& t, RowScratch& r, bool with_row) {
     Carver c{base};
     q = carve_query(c, heads, dim);
-    t = carve_score(c, heads, dim);
+    t = carve_score(c, dim);
     if (with_row) r = carve_row(c, most, s.topk, s.n_blocks);
     return static_cast<size_t>(c.at - base);
   };

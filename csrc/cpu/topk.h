@@ -1,142 +1,190 @@
-// The k best of n scores: higher score first, then the lower index; -0 equals 0; NaN below everything.
+// The k best of n scores: higher score first, then the lower index; -0 equals 0; NaN and minus infinity are never chosen.
+// The result comes out in index order.
 //
-// Exact: radix select over order-preserving keys: a histogram of the top bits finds the bin of the cut, the members of
-// that bin are gathered and the exact cut among them is found by repeated partition. The result comes out in index order.
-//
-// Bounded, for long lists: the k-th largest of the maxima of disjoint sets is a lower bound of the k-th best score, because
-// k sets hold a score as good. One pass finds the maxima, one gathers the few scores that reach the bound, and the exact
-// method chooses among them. When too many reach it (many equal scores), the exact method does the whole list.
+// The cut (the k-th best score) is found bit by bit: the largest number that at least k scores reach. Each bit is one
+// pass of comparisons, so a short list is done at once. A long list is thinned out first: the k-th largest of the
+// maxima of disjoint sets is a lower bound of the cut, because k sets hold a score as good. One pass finds the maxima,
+// one keeps the few scores that reach the bound. Sets are {j, j + S, j + 2 S, ...}, so that neighbours, which tend to
+// be alike, are in different ones. Two kinds of list keep many scores: where most are equal to the bound, the bound is
+// the cut; any other is cut bit by bit as it is, at most 32 passes.
 #pragma once
 
 #include "cpu/simd.h"
 
 DS4_CPU_NAMESPACE_BEGIN
 
-constexpr int kTopBits = 11;
-constexpr int kTopBins = 1 << kTopBits;
+// The inverse of ds4_order_key, but for zeros and NaN.
+DS4_INLINE float score_of_key(uint32_t key) { return DS4_AS_FLOAT((key & 0x80000000u) != 0u ? key & 0x7fffffffu : ~key); }
 
-// Descending order of (key, then lower index) as one number.
-DS4_INLINE uint64_t ranked(uint32_t key, int64_t i) { return (static_cast<uint64_t>(key) << 32) | (0xffffffffu - static_cast<uint32_t>(i)); }
-
-// The value of the r-th largest (r >= 1) of m numbers; reorders them.
-inline uint64_t nth_largest(uint64_t* v, int64_t m, int64_t r) {
-  int64_t lo = 0, hi = m - 1, want = r - 1;
-  while (lo < hi) {
-    const int64_t mid = lo + (hi - lo) / 2;
-    const uint64_t a = v[lo], b = v[mid], c = v[hi];
-    const uint64_t pivot = a > b ? (b > c ? b : (a > c ? c : a)) : (a > c ? a : (b > c ? c : b));
-    int64_t i = lo, j = hi;
-    while (i <= j) {
-      while (v[i] > pivot) ++i;
-      while (v[j] < pivot) --j;
-      if (i <= j) {
-        const uint64_t t = v[i];
-        v[i++] = v[j];
-        v[j--] = t;
-      }
-    }
-    if (want <= j)
-      hi = j;
-    else if (want >= i)
-      lo = i;
-    else
-      return v[want];
-  }
-  return v[want];
-}
-
-// top_k by the exact method.
-inline int64_t top_k_exact(const float* scores, int64_t n, int64_t k, int32_t* out, uint64_t* bin) {
-  const uint32_t none = ds4_order_key(DS4_AS_FLOAT(0xff800000u));
-  int64_t live = 0;
-  uint32_t histogram[kTopBins];
-  std::memset(histogram, 0, sizeof histogram);
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t key = ds4_order_key(scores[i]);
-    if (key <= none) continue;
-    ++live;
-    ++histogram[key >> (32 - kTopBits)];
-  }
-  int64_t m = 0;
-  if (live <= k) {
-    for (int64_t i = 0; i < n; ++i)
-      if (ds4_order_key(scores[i]) > none) out[m++] = static_cast<int32_t>(i);
-    return m;
-  }
-  int64_t above = 0;
-  int b = kTopBins - 1;
-  while (above + histogram[b] < k) above += histogram[b--];
-  int64_t members = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t key = ds4_order_key(scores[i]);
-    if (static_cast<int>(key >> (32 - kTopBits)) == b && key > none) bin[members++] = ranked(key, i);
-  }
-  const uint64_t cut = nth_largest(bin, members, k - above);
-  for (int64_t i = 0; i < n; ++i)
-    if (ranked(ds4_order_key(scores[i]), i) >= cut) out[m++] = static_cast<int32_t>(i);
-  return m;
-}
-
-constexpr int kSetLanes = 16;
-
-// Largest score of each of the sets {j, j + 16, j + 32, ...} of every `run` scores (a multiple of 16). NaN never counts.
-inline void set_maxima(const float* scores, int64_t n_runs, int64_t run, float* maxima) {
-  for (int64_t r = 0; r < n_runs; ++r) {
-    float m[kSetLanes];
-    for (int l = 0; l < kSetLanes; ++l) m[l] = -__builtin_inff();
-    const float* s = scores + r * run;
-    for (int64_t i = 0; i < run; i += kSetLanes)
-      for (int l = 0; l < kSetLanes; ++l) m[l] = s[i + l] > m[l] ? s[i + l] : m[l];
-    for (int l = 0; l < kSetLanes; ++l) maxima[r * kSetLanes + l] = m[l];
-  }
-}
-
-// Scores of at least `bound` among scores[begin .. end - 1], with their positions; at most `room` (then room + 1).
-inline int64_t gather_from(const float* scores, int64_t n, float bound, int32_t* where, float* what, int64_t room) {
-  int64_t c = 0, i = 0;
+// How many scores reach t, or are above it.
+template <bool kAbove>
+inline int64_t count_from(const float* s, int64_t n, float t) {
+  int64_t i = 0, c = 0;
 #if defined(DS4_ISA_AVX512)
-  const __m512 b = _mm512_set1_ps(bound);
+  const __m512 bound = _mm512_set1_ps(t);
+  __m512i sum[4];
+  for (int j = 0; j < 4; ++j) sum[j] = _mm512_setzero_si512();
+  const __m512i one = _mm512_set1_epi32(1);
+  for (; i + 64 <= n; i += 64)
+    for (int j = 0; j < 4; ++j) {
+      const __mmask16 hit = _mm512_cmp_ps_mask(_mm512_loadu_ps(s + i + 16 * j), bound, kAbove ? _CMP_GT_OQ : _CMP_GE_OQ);
+      sum[j] = _mm512_mask_add_epi32(sum[j], hit, sum[j], one);
+    }
+  c = _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_add_epi32(sum[0], sum[1]), _mm512_add_epi32(sum[2], sum[3])));
+#endif
+  int32_t rest = 0;
+  for (; i < n; ++i) rest += (kAbove ? s[i] > t : s[i] >= t) ? 1 : 0;
+  return c + rest;
+}
+
+// The largest number that at least k scores reach, but for the lowest `coarse` bits, which may be too low: between
+// `low` (reached by k scores) and `high` (no score is above it).
+inline float kth_best(const float* s, int64_t n, int64_t k, float low, float high, int coarse) {
+  const uint32_t lo = ds4_order_key(low), hi = ds4_order_key(high);
+  if (lo == hi) return low;
+  int bit = 31 - __builtin_clz(lo ^ hi);
+  uint32_t t = lo & ~((2u << bit) - 1u);
+  for (; bit >= coarse; --bit)
+    if (count_from<false>(s, n, score_of_key(t | (1u << bit))) >= k) t |= 1u << bit;
+  const float cut = score_of_key(t);
+  return cut >= low ? cut : low;  // coarse bits, or a number that is flushed to zero
+}
+
+// The positions (`where` names them, or they are themselves) of all scores above `cut` and of the first `ties` equal to it.
+inline int64_t take_from(const float* s, const int32_t* where, int64_t n, float cut, int64_t ties, int32_t* out) {
+  int64_t m = 0, i = 0;
+#if defined(DS4_ISA_AVX512)
+  const __m512 t = _mm512_set1_ps(cut);
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (; i + 16 <= n; i += 16) {
-    const __m512 s = _mm512_loadu_ps(scores + i);
-    const __mmask16 hit = _mm512_cmp_ps_mask(s, b, _CMP_GE_OQ);
+    const __m512 v = _mm512_loadu_ps(s + i);
+    uint32_t equal = _mm512_cmp_ps_mask(v, t, _CMP_EQ_OQ);
+    uint32_t hit = _mm512_cmp_ps_mask(v, t, _CMP_GT_OQ);
+    if ((hit | equal) == 0) continue;
+    if (ties == 0) {
+      equal = 0;
+    } else {
+      while (__builtin_popcount(equal) > ties) equal &= ~(0x80000000u >> __builtin_clz(equal));  // the highest index goes
+      ties -= __builtin_popcount(equal);
+    }
+    hit |= equal;
     if (hit == 0) continue;
-    if (c + 16 > room) return room + 1;
-    _mm512_mask_compressstoreu_ps(what + c, hit, s);
-    _mm512_mask_compressstoreu_epi32(where + c, hit, _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(i))));
-    c += __builtin_popcount(hit);
+    const __m512i at = where != nullptr ? _mm512_loadu_si512(where + i) : _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(i)));
+    const int c = __builtin_popcount(hit);
+    _mm512_mask_storeu_epi32(out + m, static_cast<__mmask16>((1u << c) - 1u), _mm512_maskz_compress_epi32(static_cast<__mmask16>(hit), at));
+    m += c;
   }
 #endif
   for (; i < n; ++i) {
-    if (!(scores[i] >= bound)) continue;
+    if (!(s[i] >= cut)) continue;
+    if (s[i] == cut && --ties < 0) {
+      ties = 0;
+      continue;
+    }
+    out[m++] = where != nullptr ? where[i] : static_cast<int32_t>(i);
+  }
+  return m;
+}
+
+#if defined(DS4_ISA_AVX512)
+// Appends the scores s[at .. at + 15] that `hit` names; writes 16 places.
+DS4_INLINE void keep_sixteen(const float* s, int64_t at, __mmask16 hit, int32_t* where, float* what, int64_t& c) {
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  _mm512_storeu_ps(what + c, _mm512_maskz_compress_ps(hit, _mm512_loadu_ps(s + at)));
+  _mm512_storeu_si512(where + c, _mm512_maskz_compress_epi32(hit, _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int>(at)))));
+  c += __builtin_popcount(hit);
+}
+#endif
+
+// Scores of at least `bound` with their positions; at most `room`, else room + 1.
+inline int64_t gather_from(const float* s, int64_t n, float bound, int32_t* where, float* what, int64_t room) {
+  int64_t c = 0, i = 0;
+#if defined(DS4_ISA_AVX512)
+  const __m512 b = _mm512_set1_ps(bound);
+  for (; i + 64 <= n; i += 64) {  // mostly nothing: four vectors, one question
+    __mmask16 hit[4];
+    for (int j = 0; j < 4; ++j) hit[j] = _mm512_cmp_ps_mask(_mm512_loadu_ps(s + i + 16 * j), b, _CMP_GE_OQ);
+    if ((hit[0] | hit[1] | hit[2] | hit[3]) == 0) continue;
+    if (c + 64 > room) return room + 1;
+    for (int j = 0; j < 4; ++j)
+      if (hit[j] != 0) keep_sixteen(s, i + 16 * j, hit[j], where, what, c);
+  }
+#endif
+  for (; i < n; ++i) {
+    if (!(s[i] >= bound)) continue;
     if (c >= room) return room + 1;
-    what[c] = scores[i];
+    what[c] = s[i];
     where[c++] = static_cast<int32_t>(i);
   }
   return c;
 }
 
+// Largest score of each of the `sets` (a multiple of 16) sets {j, j + sets, ...}. NaN never counts.
+inline void set_maxima(const float* s, int64_t n, int sets, float* maxima) {
+  for (int j = 0; j < sets; ++j) maxima[j] = -__builtin_inff();
+  int64_t i = 0;
+#if defined(DS4_ISA_AVX512)
+  for (; i + 4 * sets <= n; i += 4 * sets)
+    for (int j = 0; j < sets; j += 16) {
+      __m512 m = _mm512_loadu_ps(maxima + j);  // the second operand is the answer when the first is NaN
+      for (int64_t q = 0; q < 4; ++q) m = _mm512_max_ps(_mm512_loadu_ps(s + i + q * sets + j), m);
+      _mm512_storeu_ps(maxima + j, m);
+    }
+#endif
+  for (; i < n; i += sets) {
+    const int64_t most = n - i < sets ? n - i : sets;
+    for (int64_t j = 0; j < most; ++j) maxima[j] = s[i + j] > maxima[j] ? s[i + j] : maxima[j];
+  }
+}
+
+inline float best_of(const float* s, int64_t n) {
+  float lane[16];
+  for (float& m : lane) m = -__builtin_inff();
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int l = 0; l < 16; ++l) lane[l] = s[i + l] > lane[l] ? s[i + l] : lane[l];
+  for (; i < n; ++i) lane[0] = s[i] > lane[0] ? s[i] : lane[0];
+  float m = lane[0];
+  for (int l = 1; l < 16; ++l) m = lane[l] > m ? lane[l] : m;
+  return m;
+}
+
+// The choice by its cut, which is at least `low`; more than k scores are above minus infinity.
+inline int64_t top_k_cut(const float* s, const int32_t* where, int64_t n, int64_t k, float low, int32_t* out) {
+  const float cut = kth_best(s, n, k, low, best_of(s, n), 0);
+  return take_from(s, where, n, cut, k - count_from<true>(s, n, cut), out);
+}
+
+constexpr int kCoarseBits = 12;  // a bound of the cut need not be exact
+
 // Writes the positions (ascending) of the k best of n scores to out; returns how many. Scores of minus infinity are
 // never chosen. `bin` holds n + 1 64-bit numbers of scratch.
 inline int64_t top_k(const float* scores, int64_t n, int64_t k, int32_t* out, uint64_t* bin) {
   constexpr int64_t kShortest = 4096;
-  const int64_t sets = 4 * k > 1024 ? 4 * k : 1024;  // so many that few scores but the best reach the bound
-  int64_t run = n / (sets / kSetLanes + 1) / kSetLanes * kSetLanes;
-  if (n < kShortest || run < 2 * kSetLanes) return top_k_exact(scores, n, k, out, bin);
-  const int64_t n_runs = n / run, room = n / 8;
-  float* maxima = reinterpret_cast<float*>(bin);               // n_runs * 16 <= n / 2 numbers
-  float* what = reinterpret_cast<float*>(bin + n / 4);         // room + 16 numbers
-  int32_t* where = reinterpret_cast<int32_t*>(bin + n / 4 + n / 8);
-  uint64_t* inner = bin + n / 2;                               // n / 2 numbers
-  set_maxima(scores, n_runs, run, maxima);
-  if (top_k_exact(maxima, n_runs * kSetLanes, k, out, inner) < k) return top_k_exact(scores, n, k, out, bin);
-  float bound = __builtin_inff();
-  for (int64_t j = 0; j < k; ++j) bound = maxima[out[j]] < bound ? maxima[out[j]] : bound;
+  const float lowest = -3.402823466e38f, none = -__builtin_inff();
+  if (k <= 0) return 0;
+  const int64_t sets = ((4 * k > 1024 ? 4 * k : 1024) + 15) & ~int64_t{15};  // many: few but the best reach the bound
+  if (n < kShortest || 8 * sets > n) {
+    if (count_from<true>(scores, n, none) <= k) return take_from(scores, nullptr, n, none, 0, out);
+    return top_k_cut(scores, nullptr, n, k, lowest, out);
+  }
+  float* maxima = reinterpret_cast<float*>(bin);  // sets <= n / 8 numbers
+  set_maxima(scores, n, static_cast<int>(sets), maxima);
+  if (count_from<true>(maxima, sets, none) < k) {  // nearly everything is minus infinity
+    if (count_from<true>(scores, n, none) <= k) return take_from(scores, nullptr, n, none, 0, out);
+    return top_k_cut(scores, nullptr, n, k, lowest, out);
+  }
+  const float bound = kth_best(maxima, sets, k, lowest, best_of(maxima, sets), kCoarseBits);
+  const int64_t room = n / 2;
+  float* what = reinterpret_cast<float*>(bin + n / 8);
+  int32_t* where = reinterpret_cast<int32_t*>(bin + n / 8 + n / 4);
   const int64_t c = gather_from(scores, n, bound, where, what, room);
-  if (c > room) return top_k_exact(scores, n, k, out, bin);
-  const int64_t got = top_k_exact(what, c, k, out, inner);
-  for (int64_t j = 0; j < got; ++j) out[j] = where[out[j]];
-  return got;
+  if (c <= room) return top_k_cut(what, where, c, k, bound, out);
+  // Many equal scores: the cut is often the least of the maxima that count.
+  const float exact = kth_best(maxima, sets, k, bound, best_of(maxima, sets), 0);
+  const int64_t above = count_from<true>(scores, n, exact);
+  if (above < k) return take_from(scores, nullptr, n, exact, k - above, out);
+  return top_k_cut(scores, nullptr, n, k, exact, out);
 }
 
 DS4_CPU_NAMESPACE_END

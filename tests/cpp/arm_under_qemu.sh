@@ -13,7 +13,7 @@ for isa in neon plain; do
     "$cxx" "${flags[@]}" -DDS4_ISA=$isa "-DDS4_ISA_${isa^^}=1" -c "csrc/cpu/$f.cpp" -o "$out/$isa-$f.o"
   done
 done
-for f in csrc/base/*.cpp csrc/engine/*.cpp csrc/kv/*.cpp csrc/engram/*.cpp csrc/cpu/memory.cpp; do
+for f in csrc/base/*.cpp csrc/engine/*.cpp csrc/kv/*.cpp csrc/engram/*.cpp csrc/cpu/half_table.cpp csrc/cpu/memory.cpp; do
   "$cxx" "${flags[@]}" -c "$f" -o "$out/core-$(basename "$f").o"
 done
 "$cxx" "${flags[@]}" -DDS4_HAVE_NEON=1 -c csrc/cpu/dispatch.cpp -o "$out/dispatch.o"

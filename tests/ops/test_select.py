@@ -285,10 +285,12 @@ def test_candidates_made_and_used(
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
-def test_same_bits_on_all_backends(mode: str) -> None:
+@pytest.mark.parametrize(("heads", "dim"), [(5, 96), (8, 96), (8, 128), (32, 128), (4, 256)])
+def test_same_bits_on_all_backends(mode: str, heads: int, dim: int) -> None:
+    """Numbers of heads and dimensions for which instruction sets have ways of their own, and others."""
     rng = np.random.default_rng(9)
-    shape = small_shape(index_heads=5, index_dim=96, index_topk=20, candidate_blocks=6, candidate_block_size=5)
-    q, k, weights = random_index_data(11, 150, 5, 96, rng, exact=False)
+    shape = small_shape(index_heads=heads, index_dim=dim, index_topk=20, candidate_blocks=6, candidate_block_size=5)
+    q, k, weights = random_index_data(11, 150, heads, dim, rng, exact=False)
     codes, scales = packed_queries(q)
     keys = packed_keys(k)
     made = same_on_all_backends(shape, mode, lambda b: b.select(130, 1, codes, scales, weights, keys, "make"))

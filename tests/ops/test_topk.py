@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
+from ds4v41 import _ext as EXT
 from ds4v41.errors import OptionError
 from tests.ref import formats, select
 from tests.ref.formats import F32, f32
@@ -116,3 +117,66 @@ def test_long_rows(k: int) -> None:
 def test_negative_k_is_refused() -> None:
     with pytest.raises(OptionError, match="must not be negative"):
         OPS.top_k(ISAS[0], f32([1]), -1)
+
+
+ORDERS = ("normal", "equal", "ascending", "descending", "two values", "runs", "few live", "NaN among them")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("n", "k"), [(4096, 1), (9000, 64), (50_000, 512), (50_001, 2048)])
+def test_long_lists(order: str, n: int, k: int) -> None:
+    """Lists that are thinned out first, and those for which that does not help."""
+    rng = np.random.default_rng(n + k)
+    x = f32(rng.normal(size=n))
+    scores = {
+        "normal": x,
+        "equal": np.full(n, -2.5, np.float32),
+        "ascending": np.sort(x),
+        "descending": np.sort(x)[::-1].copy(),
+        "two values": np.where(rng.random(n) < 0.3, np.float32(1), np.float32(0)),
+        "runs": np.repeat(np.sort(x)[:: n // 50], n // 50 + 1)[:n].copy(),
+        "few live": np.where(rng.random(n) < 0.004, x, np.float32(-INF)),
+        "NaN among them": np.where(rng.random(n) < 0.5, x, np.float32(NAN)),
+    }[order]
+    check(scores, k)
+
+
+def test_best_scores_in_one_set() -> None:
+    """All good scores share a residue, so that the maxima of sets bound nothing."""
+    for sets in (1024, 2048):
+        scores = f32(np.random.default_rng(sets).normal(size=40 * sets))
+        scores[3::sets] += 100
+        scores[4::sets] += 50
+        check(scores, 256)
+
+
+def test_select_alone() -> None:
+    scores = f32([1, 3, -0.0, 3, -INF, 1e-40, 0])
+    assert_array_equal(EXT.select(scores, 2), [1, 3])
+    assert_array_equal(EXT.select(scores, 4), [0, 1, 2, 3])  # -0, a subnormal and 0 are equal: the lowest index
+    assert_array_equal(EXT.select(scores, 7), [0, 1, 2, 3, 5, 6])  # never minus infinity
+    assert_array_equal(EXT.select(scores, 100), [0, 1, 2, 3, 5, 6])
+    assert len(EXT.select(f32([]), 3)) == 0
+    assert len(EXT.select(scores, 0)) == 0
+    for isa in ISAS:
+        assert_array_equal(EXT.select(scores, 3, isa), [0, 1, 3])
+
+
+@given(n=st.integers(1, 9000), k=st.integers(0, 600), seed=st.integers(0, 2**32 - 1))
+def test_select_is_a_stable_sort(n: int, k: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores = formats.bf16_round(rng.normal(size=n))
+    assert_array_equal(EXT.select(scores, k), np.sort(np.argsort(-scores, kind="stable")[:k]))
+
+
+@pytest.mark.parametrize("at", [0, 17, 4999])
+def test_select_refuses_nan(at: int) -> None:
+    scores = np.zeros(5000, np.float32)
+    scores[at] = NAN
+    with pytest.raises(OptionError, match=f"NaN at index {at} "):
+        EXT.select(scores, 3)
+
+
+def test_select_refuses_what_is_no_number_of_places() -> None:
+    with pytest.raises(OptionError, match="expected 0 or more, found -1"):
+        EXT.select(f32([1]), -1)

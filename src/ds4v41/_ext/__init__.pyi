@@ -350,3 +350,8 @@ class Session:
 
 def xxh64(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int = 0) -> int:
     """XXH64 of the bytes."""
+
+def select(scores: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], k: int, isa: str = 'auto') -> NDArray[numpy.int32]:
+    """
+    The positions, ascending, of the k highest of `scores` (float32, one dimension): higher first, then the lower index. -0 equals 0, subnormals are zeros, minus infinity is never chosen, so fewer than k may come back. NaN is refused: OptionError names its index.
+    """
