@@ -76,16 +76,18 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_
 
 Drafter::~Drafter() { backend_->free(own_base_, own_bytes_); }
 
-void Drafter::begin(int64_t n) {
+void Drafter::begin(const std::vector<LayerRows>& rows) {
   backend_->set_poll(nullptr);
-  if (state_.position() - filled_ + n > capacity_) settle(nullptr);
+  const int64_t n = rows.front().n;
   skipped_ = std::max<int64_t>(0, n - capacity_);
+  for (const int l : model_->sizes.target_layers) skipped_ = std::max<int64_t>(skipped_, rows[static_cast<size_t>(l)].stream);
+  if (skipped_ > 0 || state_.position() - filled_ + n > capacity_) settle(nullptr);
 }
 
 void Drafter::capture(int layer, int64_t n, const float* stream) {
   const auto& layers = model_->sizes.target_layers;
   const auto found = std::find(layers.begin(), layers.end(), layer);
-  if (found == layers.end()) return;
+  if (found == layers.end() || skipped_ == n) return;
   const Shape& s = model_->shape;
   const int64_t wide = model_->main_dim(), pending = state_.position() - filled_;
   backend_->stream_mean({static_cast<int>(n - skipped_), stream + skipped_ * s.n_streams * s.hidden,

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/cone.h"
 #include "engine/model.h"
 #include "engine/scratch.h"
 #include "kv/state.h"
@@ -48,7 +49,8 @@ class Drafter {
   static size_t bytes(const DrafterModel& model, int64_t chunk);
 
   // Around a run of the target: capture() sees the stream that enters every layer, commit() follows the state's.
-  void begin(int64_t n);
+  // Rows that do not reach all captured layers are skipped.
+  void begin(const std::vector<LayerRows>& rows);
   void capture(int layer, int64_t n, const float* stream);
   void commit(int64_t n);
   // The state went back: what was captured beyond its position is dropped.

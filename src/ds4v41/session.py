@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _ext, saved
-from .advance import checkpoint, reuse
+from .advance import checkpoint, replayed_note, reuse
 from .aio import AsyncStream
 from .chat import Event
 from .chatting import ChatStream, Reply, check_stream_flag
@@ -53,6 +53,7 @@ class Session:
         chunk: int = 0,
         drafter: Drafter | None = None,
         store: KVStore | None = None,
+        every_row: bool = False,
         ext: _ext.Session | None = None,
     ) -> None:
         self._model = model
@@ -60,7 +61,8 @@ class Session:
         # A step's rows are one run, however short the chunks of a prefill.
         if ext is None:
             rows = run_rows(chunk, context)
-            ext = _ext.Session(model._handle(), context, retain, rows, drafter._handle() if drafter else None)
+            draft = drafter._handle() if drafter else None
+            ext = _ext.Session(model._handle(), context, retain, rows, draft, every_row)
         self._ext = ext
         self._chunk = chunk
         self._store = store
@@ -367,9 +369,10 @@ class Session:
         if position > have:
             raise StateError(f"rewind: expected a position from 0 to {have}, found {position}")
         self._new_call()
+        encoder = self._ext.encoder_kept(position)
         again = self._ext.rewind(position)
         self._hold = self._unsafe = None
-        note = f"; window rows were no longer kept: {again:,} tokens replayed" if again > 1 else ""
+        note = replayed_note(encoder, again)
         self._stats.begin(position, f"rewound to {position:,} of {have:,}{note}", replayed=again)
 
     def fork(self) -> Session:

@@ -13,7 +13,7 @@ import ds4v41
 from ds4v41.synth import tiny_config, write_official
 
 WINDOW, LAYERS = 8, 5
-CONE = LAYERS * (WINDOW - 1) + 1  # tokens that a replay runs at most
+CONE = LAYERS * (WINDOW - 1) + 1  # tokens that a replay runs at most, beside the slack (retain, at most 256)
 
 SHAPE = dict(  # noqa: C408
     vocab_size=320, hidden_size=64, moe_intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=2,
