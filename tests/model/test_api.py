@@ -370,7 +370,7 @@ def test_a_second_thread_gets_an_error_and_the_first_goes_on() -> None:
         assert isinstance(busy.error, ds4v41.Cancelled)
         held = session.tokens
         assert held == [5, 6, 7, *tokens_of(3, 3500, 4000)[: len(held) - 3].tolist()]
-        session.truncate(3)
+        session.rewind(3)
         assert_as_fresh(session, [5, 6, 7])
 
 
