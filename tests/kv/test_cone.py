@@ -1,4 +1,4 @@
-"""Which rows a run computes: against a dependency graph that is walked edge by edge, and against the full computation."""
+"""Which rows a run computes: the pure function, against a dependency graph that is walked edge by edge."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ds4v41 import _ext
 from ds4v41.checkpoint import ModelConfig
 from ds4v41.weights import shape_of
 
-
 CONFIG = Path(__file__).parents[1] / "golden" / "released" / "config.json"
 RELEASED = shape_of(ModelConfig.from_hf(json.loads(CONFIG.read_text()), str(CONFIG)))
 
@@ -27,8 +26,8 @@ Node = tuple[str, int, int]
 def shapes(draw: st.DrawFn) -> dict[str, Any]:
     """Window, and ratios and sources of 1 to 6 layers, as in any valid configuration."""
     ratios = draw(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=6))
-    sources = [l for l, r in enumerate(ratios) if r and (l == 0 or ratios[l - 1] != r or draw(st.booleans()))]
-    of = [max((s for s in sources if s <= l), default=-1) if r else -1 for l, r in enumerate(ratios)]
+    sources = [i for i, r in enumerate(ratios) if r and (i == 0 or ratios[i - 1] != r or draw(st.booleans()))]
+    of = [max((s for s in sources if s <= i), default=-1) if r else -1 for i, r in enumerate(ratios)]
     return RELEASED | {
         "n_layers": len(ratios),
         "window": draw(st.integers(1, 6)),
@@ -60,26 +59,26 @@ def needed(shape: dict[str, Any], aim: dict[str, Any]) -> set[Node]:
     layers, window, position, end = shape["n_layers"], shape["window"], aim["position"], aim["end"]
 
     def before(node: Node) -> list[Node]:
-        kind, l, p = node
+        kind, i, p = node
         if kind != "stream":
-            return [("stream", l, p)]
-        if l == 0:
+            return [("stream", i, p)]
+        if i == 0:
             return []
-        edges: list[Node] = [("stream", l - 1, p)]
-        edges += [("window", l - 1, q) for q in range(max(0, p - window + 1), p + 1)]
-        if shape["kv_source"][l - 1] >= 0:
-            edges += [("entry", shape["source_layer"][shape["kv_source"][l - 1]], q) for q in range(p + 1)]
+        edges: list[Node] = [("stream", i - 1, p)]
+        edges += [("window", i - 1, q) for q in range(max(0, p - window + 1), p + 1)]
+        if shape["kv_source"][i - 1] >= 0:
+            edges += [("entry", shape["source_layer"][shape["kv_source"][i - 1]], q) for q in range(p + 1)]
         return edges
 
     def there(node: Node) -> bool:
-        kind, l, p = node
+        kind, i, p = node
         if kind == "entry":
             return p < aim["entries_from"]
-        return kind == "window" and aim["low"][l] <= p < position
+        return kind == "window" and aim["low"][i] <= p < position
 
     todo: list[Node] = [("stream", layers, p) for p in range(aim["logits_from"], end)]
-    todo += [("window", l, p) for l in range(layers) for p in range(aim["window_from"], end)]
-    todo += [("entry", l, p) for l in shape["source_layer"] for p in range(aim["entries_from"], end)]
+    todo += [("window", i, p) for i in range(layers) for p in range(aim["window_from"], end)]
+    todo += [("entry", i, p) for i in shape["source_layer"] for p in range(aim["entries_from"], end)]
     out: set[Node] = set()
     while todo:
         node = todo.pop()
@@ -96,11 +95,11 @@ def test_the_cone_is_the_closure_of_the_dependencies(data: st.DataObject) -> Non
     aim = data.draw(aims(shape))
     stream, window = _ext.cone(shape, **aim)
     want = needed(shape, aim)
-    for l in range(shape["n_layers"] + 1):
-        assert stream[l] == min((p for kind, i, p in want if (kind, i) == ("stream", l)), default=aim["end"]), l
-    for l in range(shape["n_layers"]):
-        first = min((p for kind, i, p in want if (kind, i) == ("window", l)), default=aim["end"])
-        assert window[l] == min(first, stream[l + 1]), l  # rows that go through the layer write theirs in any case
+    for i in range(shape["n_layers"] + 1):
+        assert stream[i] == min((p for kind, j, p in want if (kind, j) == ("stream", i)), default=aim["end"]), i
+    for i in range(shape["n_layers"]):
+        first = min((p for kind, j, p in want if (kind, j) == ("window", i)), default=aim["end"])
+        assert window[i] == min(first, stream[i + 1]), i  # rows that go through the layer write theirs in any case
 
 
 @settings(max_examples=300)
@@ -116,11 +115,11 @@ def test_slack_never_costs_a_replay_and_takes_nothing_away(data: st.DataObject) 
     stream, window = _ext.cone(shape, **aim, cut=True)
     event("slack cut" if _ext.cone(shape, **aim)[0] != stream else "slack whole")
     assert stream[0] >= aim["position"] and all(a <= b for a, b in zip(stream, needs, strict=True))
-    for l in range(shape["n_layers"]):
-        assert stream[l] <= window[l] <= max(stream[l + 1], aim["end"]) and stream[l] <= stream[l + 1]
-        for p in range(stream[l + 1], aim["end"]):
+    for i in range(shape["n_layers"]):
+        assert stream[i] <= window[i] <= max(stream[i + 1], aim["end"]) and stream[i] <= stream[i + 1]
+        for p in range(stream[i + 1], aim["end"]):
             for q in range(max(0, p - shape["window"] + 1), p + 1):
-                assert q >= min(window[l], stream[l + 1]) or aim["low"][l] <= q < aim["position"], (l, p, q)
+                assert q >= min(window[i], stream[i + 1]) or aim["low"][i] <= q < aim["position"], (i, p, q)
 
 
 def test_the_numbers_of_the_release() -> None:

@@ -161,7 +161,7 @@ def test_a_rewind_with_the_encoder_retained_runs_the_decoders_cone_only() -> Non
 def test_truncate_refuses_what_would_be_a_replay() -> None:
     with session(chunk=64, retain=SLACK) as s:
         s.prefill(tokens(700))
-        with pytest.raises(StateError, match="lowest position .* is 675"):
+        with pytest.raises(StateError, match=r"lowest position .* is 675"):
             s.truncate(600)
         s.truncate(675)
         check(s, tokens(700)[:675])

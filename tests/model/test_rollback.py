@@ -223,7 +223,7 @@ def test_cancelled_before_it_begins() -> None:
 
 def test_a_cancelled_truncation_keeps_marks_honest() -> None:
     """Going far back to an odd position runs one token again. When that is cancelled the session stands there all the
-    same and runs it later; a mark at the position must not come back with anything else after other tokens were read."""
+    same and runs it later; a mark at the position must not come back with other rows after other tokens were read."""
     ids = tokens_of(1, 200)
     with tiny().session() as session:
         session.prefill(ids[:51], logits=None)
