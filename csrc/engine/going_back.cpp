@@ -218,8 +218,14 @@ constexpr uint32_t kFull = 1, kEncoder = 2;
 
 }  // namespace
 
-std::vector<uint8_t> Session::export_frontier(bool encoder) const {
+std::vector<uint8_t> Session::export_frontier(bool encoder) {
   const Shape& s = model_->shape;
+  std::vector<uint8_t> context;
+  if (!encoder)
+    beside([&](Drafter& d) {
+      d.settle(nullptr);
+      context = d.export_context();
+    });
   const int layers = frontier_layers(encoder);
   const size_t window = state_.window_bytes(state_.position(), layers);
   const bool known = !encoder && final_position_ == state_.position();
@@ -234,10 +240,12 @@ std::vector<uint8_t> Session::export_frontier(bool encoder) const {
   h.head_dim = static_cast<uint32_t>(s.head_dim);
   h.n_sources = static_cast<uint32_t>(s.n_sources());
   h.final_floats = static_cast<uint32_t>(floats);
+  h.drafter_bytes = static_cast<uint32_t>(context.size());
   std::vector<uint8_t> out(sizeof h + window + floats * sizeof(float));
   std::memcpy(out.data(), &h, sizeof h);
   state_.export_window(out.data() + sizeof h, layers);
   if (floats > 0) std::memcpy(out.data() + sizeof h + window, final_.data(), floats * sizeof(float));
+  out.insert(out.end(), context.begin(), context.end());
   return out;
 }
 
@@ -262,12 +270,19 @@ void Session::import_frontier(const State::Reader& read, size_t bytes) {
   const size_t want =
       sizeof h + state_.window_bytes(state_.position(), frontier_layers_) + floats * sizeof(float) + h.drafter_bytes;
   if (bytes != want) refuse("expected " + std::to_string(want) + " bytes, got " + std::to_string(bytes));
-  if (h.drafter_bytes != 0) refuse("it has drafter state, which this version does not know");
   final_position_ = -1;
   state_.import_window(read, frontier_layers_);
   final_.resize(final_floats());
   if (floats > 0) read(reinterpret_cast<uint8_t*>(final_.data()), floats * sizeof(float));
   final_known_ = floats > 0;
+  draft_rows_ = 0;
+  if (h.drafter_bytes == 0) return;
+  if (drafter_) {
+    draft_rows_ = drafter_->import_context(read, h.drafter_bytes);
+  } else {
+    std::vector<uint8_t> left(h.drafter_bytes);
+    read(left.data(), left.size());
+  }
 }
 
 void Session::import_frontier(const uint8_t* data, size_t bytes) {
@@ -295,7 +310,7 @@ void Session::read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum) 
 
 void Session::accept_frontier() {
   state_.window_complete(frontier_layers_);
-  if (drafter_) drafter_->restart();
+  if (drafter_) drafter_->accept_context(draft_rows_);
   if (final_known_) final_position_ = state_.position();
 }
 

@@ -80,7 +80,7 @@ class Session {
 
   // The frontier at the position: window rows, open pair, and what last_logits needs if it is known. encoder: window
   // rows of the encoder layers only, which is what a long prefill goes on from.
-  std::vector<uint8_t> export_frontier(bool encoder) const;
+  std::vector<uint8_t> export_frontier(bool encoder);
   void import_frontier(const uint8_t* data, size_t bytes);
   // The same from an open file; throws StoreError, and leaves the state without window rows, when XXH64 is not `sum`.
   void read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum);
@@ -160,6 +160,7 @@ class Session {
   std::vector<float> final_;    // stream [C][D] and mix [C] after the last token
   bool final_known_ = false;      // of a frontier that is being taken in
   int frontier_layers_ = 0;       // likewise
+  int64_t draft_rows_ = 0;        // likewise
   int64_t final_position_ = -1;  // the position that final_ belongs to
 };
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ds4v41
-from ds4v41 import KVStore, OptionError, StateError
+from ds4v41 import KVStore, OptionError, StateError, StoreError
 from ds4v41 import session as session_module
 from ds4v41.drafter import Drafter
 from ds4v41.kvstore.format import ENCODER, FULL
@@ -294,3 +294,48 @@ def test_the_drafter_has_its_window_after_a_prefill_and_after_a_replay() -> None
         with nano.session(1200, drafter=drafter) as s:
             s.prefill(ids[:500])
             assert rows["replayed"] == drafts(s)
+
+
+def test_full_frontiers_and_files_bring_the_drafters_window_back(tmp_path: Path) -> None:
+    """The same drafts as before; state of another drafter is left out, whatever lies beside it."""
+    with Model.open(threads=1) as nano:
+        drafter = Drafter.open(None, nano)
+        ids = np.random.default_rng(4).integers(10, 4000, 301).astype(np.int32)
+
+        def drafts(s: ds4v41.Session) -> list[bytes]:
+            s._ext.draft_start(7, 2)
+            return [s._ext.draft_row(i, 7)[0].tobytes() for i in range(2)]
+
+        with (
+            KVStore(tmp_path / "store", budget="64 MiB") as store,
+            nano.session(400, drafter=drafter, store=store) as s,
+        ):
+            s.prefill(ids)
+            s.save(tmp_path / "file")
+            want, frontier, rows = drafts(s), s._ext.export_frontier(), s._ext.export_rows(0, 301)
+            with nano.session(400, drafter=drafter, store=store) as t:
+                t.advance_to(ids)
+                assert (t.stats.restored, t.stats.replayed, t._ext.draft_context) == (301, 0, 128)
+                assert drafts(t) == want
+            with nano.load_session(tmp_path / "file", 400, drafter=drafter) as t:
+                assert t._ext.draft_context == 128 and drafts(t) == want
+            with nano.load_session(tmp_path / "file", 400) as t:  # without one: its bytes are passed over
+                assert t.step([7]).tobytes() == s.step([7]).tobytes()
+        state = 16 + drafter.n_stages * 128 * (nano.config.head_dim + nano.config.head_dim // 32)
+        assert int(frontier[40:44].view("<u4")[0]) == state
+        other, cut = frontier.copy(), frontier.copy()
+        other[-state] ^= 1  # the id
+        cut[-state + 12] -= 1  # rows
+        for damaged, context in ((other, 0), (cut, None)):
+            with nano.session(400, drafter=drafter) as t:
+                t._ext.begin_restore(0)
+                t._ext.import_rows(0, 301, rows)
+                t._ext.finish_restore(ids)
+                if context is None:
+                    with pytest.raises(StoreError, match="drafter state"):
+                        t._ext.import_frontier(damaged)
+                    assert not t._ext.ready
+                    continue
+                t._ext.import_frontier(damaged)
+                assert t._ext.draft_context == context and t._ext.ready
+                assert len(drafts(t)) == 2
