@@ -346,8 +346,9 @@ class Session:
         return self._ext.mark()
 
     def truncate(self, to: int | Mark) -> None:
-        """Go back to a position or mark; exact (E3). Raises StateError when a position is out of range or its window
-        rows are gone (older than `retain` tokens and not marked)."""
+        """Go back to a position or mark, for nothing; exact (E3). Raises StateError when a position is out of range,
+        or was not marked and its window rows are not there: older than `retain` tokens, or decoder rows of a prompt
+        that were never computed (`rewind` runs what is missing)."""
         if isinstance(to, Mark):
             self._new_call()
             self._ext.truncate_to_mark(to)
@@ -362,8 +363,8 @@ class Session:
         self._hold = self._unsafe = None
 
     def rewind(self, position: int) -> None:
-        """Go back to any earlier position; exact (E3). Where the window rows are no longer kept, the tokens they
-        depend on are run again (at most layers x (window - 1) + 1 of them), which `stats.why` says."""
+        """Go back to any earlier position; exact (E3). Where window rows are not kept, the tokens they depend on are
+        run again (at most layers x (window - 1) + 257 of them), which `stats.why` says."""
         position = positive_int("position", position, minimum=0)
         have = self.position
         if position > have:
