@@ -23,9 +23,10 @@ import numpy as np
 
 from ds4v41.kvstore import KVStore
 from ds4v41.kvstore.format import Prefixes
-from ds4v41.reuse import choose, common_prefix
+from ds4v41.reuse import Costs, choose, common_prefix
 
-ROW_BYTES, FRONTIER_BYTES, CONE = 890, 2_764_496, 5_081
+ROW_BYTES, FRONTIER_BYTES = 890, 2_764_496
+SLACK, DECODER_CONE, CONE = 256, 2_797, 5_337
 ROOT = b"r" * 32
 SYSTEM, TURNS = 3_300, 60
 
@@ -74,13 +75,15 @@ def conversations(seed: int = 1, turns: int = TURNS, system: int = SYSTEM, scale
 class SizedSession:
     """What a store asks of a session, with the sizes of the released model."""
 
+    ready = True
+
     def __init__(self, n: int) -> None:
         self.n = n
 
     def export_rows(self, begin: int, end: int) -> np.ndarray:
         return np.zeros((end - begin) * ROW_BYTES, np.uint8)
 
-    def export_frontier(self) -> np.ndarray:
+    def export_frontier(self, encoder: bool) -> np.ndarray:
         return np.zeros(FRONTIER_BYTES, np.uint8)
 
 
@@ -110,6 +113,7 @@ def used(folder: Path) -> int:
 def simulate(folder: Path, budget: int) -> list[Row]:
     store = KVStore(folder, budget=budget)
     live: dict[int, np.ndarray] = {}
+    ends: dict[int, int] = {}  # of the last prefills
     put_states: list[np.ndarray] = []
     rows: list[Row] = []
 
@@ -124,9 +128,8 @@ def simulate(folder: Path, budget: int) -> list[Row]:
         frontiers = [c for c, state in zip(commons, put_states, strict=True) if c == len(state)]
         common = common_prefix(have, prompt)
         found = store.find(Prefixes(ROOT, prompt))
-        at = choose(
-            len(prompt), common, live_again(len(have)), lambda p: max(0, p - CONE), found,
-        )  # fmt: skip
+        costs = Costs(live_again(len(have), ends.get(turn.chat, 0)), rows_again, rows_again)
+        at = choose(len(prompt), common, costs, found)
         if at.stored:
             store.touch([*found.path_to(at.position), *([at.frontier] if at.frontier else [])])
             if at.frontier is None:
@@ -134,7 +137,7 @@ def simulate(folder: Path, budget: int) -> list[Row]:
         if at.position < SYSTEM:
             put(prompt[:SYSTEM], weight=4.0)  # a chat gives its system prompt a frontier of its own
         put(prompt)
-        live[turn.chat] = np.concatenate([prompt, turn.reply])
+        live[turn.chat], ends[turn.chat] = np.concatenate([prompt, turn.reply]), len(prompt)
         put(live[turn.chat])
         stats = store.stats()
         rows.append(
@@ -153,9 +156,20 @@ def simulate(folder: Path, budget: int) -> list[Row]:
     return rows
 
 
-def live_again(have: int, retain: int = 8192) -> Callable[[int], int]:
-    """Tokens that a rewind of a live session of `have` tokens runs again."""
-    return lambda position: 0 if have - position < retain else min(position, CONE)
+def rows_again(position: int) -> int:
+    """Tokens that are run again where rows end without a frontier."""
+    return min(position, CONE)
+
+
+def live_again(have: int, end: int, retain: int = 8192) -> Callable[[int], int]:
+    """Tokens that a rewind of a live session of `have` tokens, the last prefill of which came to `end`, runs again."""
+
+    def again(position: int) -> int:
+        if position > end - SLACK:
+            return 0
+        return min(position, DECODER_CONE if position - DECODER_CONE > have - retain else CONE)
+
+    return again
 
 
 def unique_bytes() -> int:

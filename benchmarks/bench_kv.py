@@ -154,7 +154,7 @@ class Bench:
         self.note(f"rewind {name} by 4,000", 1e6 * timed(lambda: s.rewind(n - 4000)), "us",
                   f"{s.stats.replayed} replayed")
         to = n // 2
-        self.note(f"rewind {name} to {to:,}", to - s._ext.replay_start(to), "tokens", "to replay, at most 5,081")
+        self.note(f"rewind {name} to {to:,}", to - s._ext.rewind_start(to), "tokens", "to replay, at most 5,337")
 
 
 def main() -> None:

@@ -6,9 +6,12 @@
 #include <vector>
 
 #include "bindings/session_handle.h"
+#include "engine/cone.h"
 #include "kv/xxh64.h"
 
 namespace ds4::py {
+
+Shape shape_from(const nb::dict& d);
 
 namespace {
 
@@ -66,8 +69,11 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
            },
            nb::arg("tokens"), "All tokens of the restored state; window rows are missing until complete().")
       .def("export_frontier",
-           [](SessionHandle& h) { return array_of(h.call([](Session& s, Poll*) { return s.export_frontier(); })); },
-           "Window rows, open pair and last row at the position: uint8 array.")
+           [](SessionHandle& h, bool encoder) {
+             return array_of(h.call([=](Session& s, Poll*) { return s.export_frontier(encoder); }));
+           },
+           nb::arg("encoder") = false,
+           "Window rows, open pair and last row at the position: uint8 array. encoder: those of the encoder layers only.")
       .def("import_frontier",
            [](SessionHandle& h, const Bytes& data) {
              h.call([&](Session& s, Poll*) { return s.import_frontier(data.data(), data.size()), 0; });
@@ -85,10 +91,31 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
                    "Bytes of cache segments that forks use as well.")
       .def_prop_ro("shares", with([](Session& s) { return s.state().arena().shares(); }),
                    "Do forks share memory (else they copy it)?")
-      .def("replay_start", [](SessionHandle& h, int64_t p) {
-             return with([p](Session& s) { return s.state().replay_start(p); })(h);
+      .def("rewind_start",
+           [](SessionHandle& h, int64_t p, int64_t end) {
+             return with([=](Session& s) { return s.rewind_start(p, end); })(h);
            },
-           nb::arg("position"), "The first token of the cone that a replay of `position` runs.");
+           nb::arg("position"), nb::arg("end") = 0, "The first token that rewind(position, end) runs again.")
+      .def("restore_start",
+           [](SessionHandle& h, int64_t p, int64_t end, bool encoder) {
+             const Restored from = encoder ? Restored::encoder : Restored::rows;
+             return with([=](Session& s) { return s.restore_start(p, end, from); })(h);
+           },
+           nb::arg("position"), nb::arg("end") = 0, nb::arg("encoder") = false,
+           "The first token that complete(end) runs again when rows, or an encoder frontier, were restored at position.");
+  m.def(
+      "cone",
+      [](const nb::dict& shape, int64_t position, int64_t end, int64_t logits_from, int64_t window_from,
+         int64_t entries_from, const std::vector<int64_t>& low, bool cut) {
+        const Shape s = shape_from(shape);
+        if (low.size() != static_cast<size_t>(s.n_layers)) throw OptionError("[cone] low: expected one number a layer");
+        Cone cone = cone_of(s, {position, end, logits_from, window_from, entries_from}, low);
+        if (cut) cut_at(s, position, low, &cone);
+        return nb::make_tuple(cone.stream, cone.window);
+      },
+      nb::arg("shape"), nb::arg("position"), nb::arg("end"), nb::arg("logits_from"), nb::arg("window_from"),
+      nb::arg("entries_from"), nb::arg("low"), nb::arg("cut") = false,
+      "The rows to compute (csrc/engine/cone.h): first stream that enters each layer and the head, first window rows.");
   m.def(
       "xxh64",
       [](const Bytes& data, uint64_t seed) {

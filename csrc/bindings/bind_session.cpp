@@ -94,22 +94,23 @@ void bind_session(nb::module_& m) {
       .def_ro("position", &Mark::position)
       .def_ro("valid", &Mark::valid);
   nb::class_<SessionHandle> session(m, "Session", "State and runs of one session.");
-  session.def(nb::init<nb::object, int64_t, int64_t, int64_t, nb::object>(), nb::arg("model"), nb::arg("context"),
-           nb::arg("retain"), nb::arg("chunk"), nb::arg("drafter").none() = nb::none())
+  session.def(nb::init<nb::object, int64_t, int64_t, int64_t, nb::object, bool>(), nb::arg("model"), nb::arg("context"),
+           nb::arg("retain"), nb::arg("chunk"), nb::arg("drafter").none() = nb::none(), nb::arg("every_row") = false)
       .def(
           "run",
-          [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::object tick) {
-            return h.run(tokens, logits, nullptr, std::move(tick));
+          [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::object tick, int64_t after) {
+            return h.run(tokens, logits, after, nullptr, std::move(tick));
           },
-          nb::arg("tokens"), nb::arg("logits") = "last", nb::arg("tick") = nb::none(),
+          nb::arg("tokens"), nb::arg("logits") = "last", nb::arg("tick") = nb::none(), nb::arg("after") = 0,
           "Appends tokens; returns float32 [rows, vocab] for the wanted rows, or None. tick(done, total) is called now "
-          "and then with the layers that are done; an exception from it stops the run.")
+          "and then with how much of the work is done; an exception from it stops the run. after: with logits \"none\", "
+          "so many tokens of the same prefill follow, and rows that nobody will need are left out.")
       .def(
           "trace_run",
           [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::dict streams, nb::dict mixes, nb::dict after) {
             nb::dict out;
             PyTrace trace(h.shape(), out, streams, mixes, after);
-            out["logits"] = h.run(tokens, logits, &trace, nb::none());
+            out["logits"] = h.run(tokens, logits, 0, &trace, nb::none());
             return out;
           },
           nb::arg("tokens"), nb::arg("logits") = "all", nb::arg("streams") = nb::dict(), nb::arg("mixes") = nb::dict(),
@@ -133,10 +134,15 @@ void bind_session(nb::module_& m) {
            [](SessionHandle& h, int64_t to) { return h.call([to](Session& s, Poll* p) { return s.truncate(to, p); }); },
            nb::arg("position"), "Goes back where the window rows are kept; returns how many tokens ran again (0 or 1).")
       .def("rewind",
-           [](SessionHandle& h, int64_t to) { return h.call([to](Session& s, Poll* p) { return s.rewind(to, p); }); },
-           nb::arg("position"), "Goes back to any position; returns how many tokens ran again.")
-      .def("complete", [](SessionHandle& h) { return h.call([](Session& s, Poll* p) { return s.complete(p); }); },
-           "Computes missing window rows; returns how many tokens ran.")
+           [](SessionHandle& h, int64_t to, int64_t end) {
+             return h.call([=](Session& s, Poll* p) { return s.rewind(to, end, p); });
+           },
+           nb::arg("position"), nb::arg("end") = 0,
+           "Goes back to any position; returns how many tokens ran again. end: what is prefilled next ends there, so only "
+           "what that needs is run; 0: everything.")
+      .def("complete",
+           [](SessionHandle& h, int64_t end) { return h.call([=](Session& s, Poll* p) { return s.complete(end, p); }); },
+           nb::arg("end") = 0, "Computes missing window rows; returns how many tokens ran. end: as for rewind.")
       .def("fork", &SessionHandle::fork, nb::rv_policy::take_ownership)
       .def("last_logits", &SessionHandle::last_logits, "Logits after the last token, or None when they are not known.")
       .def("truncate_to_mark",
@@ -187,6 +193,11 @@ void bind_session(nb::module_& m) {
       .def("fill_for_benchmark", with2<int64_t, uint64_t>(&Session::fill_for_benchmark), nb::arg("position"), nb::arg("seed"),
            "Benchmarks only: random caches and tokens up to an even position, in an empty session.")
       .def_prop_ro("ready", with([](Session& s) { return s.state().ready(); }))
+      .def("encoder_kept", [](SessionHandle& h, int64_t p) {
+             return with([p](Session& s) { return s.state().ready_at(p, encoder_layers(s.model().shape)); })(h);
+           }, nb::arg("position"), "Are the encoder's window rows at this earlier position kept?")
+      .def_prop_ro("decoder_cone", with([](Session& s) { return s.decoder_cone(); }),
+                   "Tokens that are run again where only the window rows of the decoder are missing, at most.")
       .def("reaches", [](SessionHandle& h, int64_t p) { return with([p](Session& s) { return s.state().reaches(p); })(h); },
            nb::arg("position"), "Would truncate(position) work?")
       .def("live_bytes", with([](Session& s) {

@@ -75,9 +75,9 @@ inline Logits parse_logits(const std::string& name) {
 // Guards one engine session: one call at a time, never after close().
 class SessionHandle {
  public:
-  SessionHandle(nb::object model, int64_t context, int64_t retain, int64_t chunk, nb::object drafter)
+  SessionHandle(nb::object model, int64_t context, int64_t retain, int64_t chunk, nb::object drafter, bool every_row)
       : model_(std::move(model)), drafter_(std::move(drafter)) {
-    session_.reset(new Session(model_of(model_), context, retain, chunk, drafter_of(drafter_)));
+    session_.reset(new Session(model_of(model_), context, retain, chunk, drafter_of(drafter_), every_row));
   }
   SessionHandle(nb::object model, nb::object drafter, std::unique_ptr<Session> session)
       : model_(std::move(model)), drafter_(std::move(drafter)), session_(session.release()) {}
@@ -97,13 +97,13 @@ class SessionHandle {
   Session& session() { return *session_; }
   const Shape& shape() const { return model_of(model_)->shape; }
 
-  std::optional<Out<float>> run(const Tokens& tokens, const std::string& logits, Trace* trace, nb::object tick) {
+  std::optional<Out<float>> run(const Tokens& tokens, const std::string& logits, int64_t after, Trace* trace, nb::object tick) {
     const Turn turn(*this);
     const Logits want = parse_logits(logits);
     const size_t rows = want == Logits::all ? tokens.size() : (want == Logits::last ? 1 : 0);
     auto out = make_array<float>({rows, static_cast<size_t>(session_->model().shape.vocab)});
     guarded(std::move(tick), [&](Poll* poll) {
-      session_->run(tokens.data(), static_cast<int64_t>(tokens.size()), want, out.data(), poll, trace);
+      session_->run(tokens.data(), static_cast<int64_t>(tokens.size()), want, out.data(), poll, after, trace);
     });
     return rows == 0 ? std::nullopt : std::optional(std::move(out));
   }

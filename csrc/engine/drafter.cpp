@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "cpu/cpu.h"
 #include "engine/rope.h"
+#include "kv/xxh64.h"
 
 namespace ds4 {
 
@@ -29,6 +30,24 @@ class Polled {
 size_t aligned(size_t bytes) { return (bytes + 255) & ~size_t{255}; }
 
 }  // namespace
+
+uint64_t DrafterModel::rows_id() const {
+  Xxh64 sum;
+  const auto number = [&](uint64_t v) { sum.add(&v, sizeof v); };
+  const auto sample = [&](const Matrix& m) {
+    number(static_cast<uint64_t>(m.type));
+    number(static_cast<uint64_t>(m.bytes()));
+    sum.add(m.data, static_cast<size_t>(m.row_bytes));
+  };
+  for (const int l : sizes.target_layers) number(static_cast<uint64_t>(l));
+  sample(weights.main_proj);
+  sum.add(weights.main_norm, static_cast<size_t>(shape.hidden) * sizeof(float));
+  for (const LayerWeights& stage : weights.stages) {
+    sample(stage.attn.wkv);
+    sum.add(stage.attn.kv_norm, static_cast<size_t>(shape.head_dim) * sizeof(float));
+  }
+  return sum.value();
+}
 
 std::unique_ptr<Backend> DrafterModel::make_backend() const {
   return cpu::make_backend(target->isa, shape, target->activations, *target->pool);
@@ -76,16 +95,18 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_
 
 Drafter::~Drafter() { backend_->free(own_base_, own_bytes_); }
 
-void Drafter::begin(int64_t n) {
+void Drafter::begin(const std::vector<LayerRows>& rows) {
   backend_->set_poll(nullptr);
-  if (state_.position() - filled_ + n > capacity_) settle(nullptr);
+  const int64_t n = rows.front().n;
   skipped_ = std::max<int64_t>(0, n - capacity_);
+  for (const int l : model_->sizes.target_layers) skipped_ = std::max<int64_t>(skipped_, rows[static_cast<size_t>(l)].stream);
+  if (skipped_ > 0 || state_.position() - filled_ + n > capacity_) settle(nullptr);
 }
 
 void Drafter::capture(int layer, int64_t n, const float* stream) {
   const auto& layers = model_->sizes.target_layers;
   const auto found = std::find(layers.begin(), layers.end(), layer);
-  if (found == layers.end()) return;
+  if (found == layers.end() || skipped_ == n) return;
   const Shape& s = model_->shape;
   const int64_t wide = model_->main_dim(), pending = state_.position() - filled_;
   backend_->stream_mean({static_cast<int>(n - skipped_), stream + skipped_ * s.n_streams * s.hidden,
@@ -129,6 +150,51 @@ void Drafter::settle(Poll* poll) {
 int64_t Drafter::n_context() const {
   const int64_t p = state_.position();
   return p - std::max(std::max<int64_t>(0, p - model_->shape.window), std::min(p, state_.extra_low()));
+}
+
+namespace {
+
+struct ContextHeader {
+  uint64_t id;
+  uint32_t stages, rows;
+};
+static_assert(sizeof(ContextHeader) == 16, "as documented");
+
+}  // namespace
+
+std::vector<uint8_t> Drafter::export_context() const {
+  const int64_t rows = n_context(), at = state_.position();
+  if (rows == 0) return {};
+  const ContextHeader h{model_->rows_id(), static_cast<uint32_t>(model_->n_stages()), static_cast<uint32_t>(rows)};
+  const size_t row_bytes = static_cast<size_t>(model_->shape.window_row_bytes());
+  std::vector<uint8_t> out(sizeof h + h.stages * h.rows * row_bytes);
+  std::memcpy(out.data(), &h, sizeof h);
+  uint8_t* to = out.data() + sizeof h;
+  for (int i = 0; i < model_->n_stages(); ++i)
+    for (int64_t p = at - rows; p < at; ++p, to += row_bytes) std::memcpy(to, window(i).row(p), row_bytes);
+  return out;
+}
+
+int64_t Drafter::import_context(const State::Reader& read, size_t bytes) {
+  restart();
+  ContextHeader h{};
+  const size_t row_bytes = static_cast<size_t>(model_->shape.window_row_bytes());
+  if (bytes >= sizeof h) read(reinterpret_cast<uint8_t*>(&h), sizeof h);
+  const int64_t rows = h.rows, at = state_.position();
+  if (bytes < sizeof h || rows > at || rows > model_->shape.window || h.stages > 64 ||
+      bytes != sizeof h + h.stages * static_cast<size_t>(rows) * row_bytes)
+    throw StoreError("[frontier] its drafter state has the wrong length; it is not used");
+  const bool mine = h.id == model_->rows_id() && h.stages == static_cast<uint32_t>(model_->n_stages());
+  if (mine) state_.prepare_extra(at - rows, rows);
+  std::vector<uint8_t> left(row_bytes);
+  for (uint32_t i = 0; i < h.stages; ++i)
+    for (int64_t p = at - rows; p < at; ++p) read(mine ? window(static_cast<int>(i)).row(p) : left.data(), row_bytes);
+  return mine ? rows : 0;
+}
+
+void Drafter::accept_context(int64_t rows) {
+  restart();
+  state_.raise_extra_low(state_.position() - rows);
 }
 
 void Drafter::start(int32_t anchor, int n_rows, Poll* poll) {

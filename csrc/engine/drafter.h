@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/cone.h"
 #include "engine/model.h"
 #include "engine/scratch.h"
 #include "kv/state.h"
@@ -29,6 +30,9 @@ struct DrafterModel {
   std::vector<std::vector<float>> vectors;
 
   int n_stages() const { return static_cast<int>(weights.stages.size()); }
+  // Names what the rows of its windows depend on beside the target's: sizes, and samples of the weights they are made
+  // with.
+  uint64_t rows_id() const;
   int main_dim() const { return static_cast<int>(sizes.target_layers.size()) * shape.hidden; }
   std::unique_ptr<Backend> make_backend() const;
 };
@@ -48,7 +52,8 @@ class Drafter {
   static size_t bytes(const DrafterModel& model, int64_t chunk);
 
   // Around a run of the target: capture() sees the stream that enters every layer, commit() follows the state's.
-  void begin(int64_t n);
+  // Rows that do not reach all captured layers are skipped.
+  void begin(const std::vector<LayerRows>& rows);
   void capture(int layer, int64_t n, const float* stream);
   void commit(int64_t n);
   // The state went back: what was captured beyond its position is dropped.
@@ -69,6 +74,13 @@ class Drafter {
 
   // Context rows that a draft would see now, at most `window`.
   int64_t n_context() const;
+
+  // The context as bytes, for a frontier (docs/formats-store.md); nothing when there is none. settle() comes before.
+  std::vector<uint8_t> export_context() const;
+  // Takes it at the state's position, and returns how many rows it has; they count after accept_context(rows). Bytes of
+  // another drafter are read and left: 0 rows. Throws StoreError for bytes that no drafter has written.
+  int64_t import_context(const State::Reader& read, size_t bytes);
+  void accept_context(int64_t rows);
   // main_hidden [rows, targets D] of the newest captured rows, oldest first; for tests.
   std::vector<float> captured() const;
 

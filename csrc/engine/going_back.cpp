@@ -9,21 +9,88 @@
 
 namespace ds4 {
 
-int Session::truncate(int64_t position, Poll* poll) {
-  const bool within = position > 0 && position <= state_.position();
-  const int32_t last = within ? state_.tokens()[static_cast<size_t>(position - 1)] : 0;
-  const int again = state_.truncate(position);
-  if (drafter_) drafter_->follow();
-  if (final_position_ != position) final_position_ = -1;
-  // An open pair's first row is gone: run its token again (same bits, by E1).
-  if (again == 0) return 0;
-  try {
-    run(&last, 1, Logits::none, nullptr, poll);
-  } catch (...) {
-    state_.forget_marks_above_here();
-    throw;
-  }
-  return 1;
+// ---- what has to be run ---------------------------------------------------------------------------------------
+
+// A state of `position` tokens that will be prefilled up to `end` with the last logits aim.
+Aim Session::aim_at(int64_t position, int64_t end) const {
+  Aim w;
+  w.position = position;
+  w.end = end;
+  w.logits_from = every_row_ && end > position ? position : end - 1;
+  w.window_from = std::max<int64_t>(0, end - model_->shape.window + 1);
+  w.entries_from = state_.pending_kept(position) ? position : position - 1;
+  return w;
+}
+
+Aim Session::aim_of_run(int64_t n, bool every_row) const {
+  Aim w = aim_at(state_.position(), state_.position() + n);
+  if (every_row) w.logits_from = w.position;
+  return w;
+}
+
+namespace {
+
+// One row more than that, since a draft reads whole windows.
+Aim with_slack(Aim w, int64_t slack) {
+  w.window_from = std::max<int64_t>(0, w.window_from - 1 - slack);
+  return w;
+}
+
+}  // namespace
+
+// Of a run whose first tokens need nothing that is not there: slack as far as it costs no replay.
+Cone Session::run_cone(const Aim& aim) const {
+  const auto low = state_.window_low(aim.position);
+  Cone cone = cone_of(model_->shape, with_slack(aim, slack_), low);
+  cut_at(model_->shape, aim.position, low, &cone);
+  return cone;
+}
+
+Cone Session::replay_cone(const Aim& aim, const std::vector<int64_t>& low) const {
+  const Shape& s = model_->shape;
+  Cone cone = cone_of(s, aim, low);
+  // Nothing to replay, or only a token whose open pair is gone.
+  if (std::all_of(cone.kept.begin(), cone.kept.end(), [](char kept) { return kept != 0; })) return cone;
+  if (cone.start() >= aim.position) return cone;
+  return cone_of(s, with_slack(aim, slack_), low);
+}
+
+int64_t Session::bring(const Aim& aim, Poll* poll) {
+  const Cone cone = replay_cone(aim, state_.window_low(aim.position));
+  if (cone.start() >= aim.position) return 0;
+  replay(cone, poll);
+  return aim.position - cone.start();
+}
+
+int64_t Session::rewind_start(int64_t position, int64_t end) const {
+  if (end <= position && state_.ready_at(position, model_->shape.n_layers)) return position;
+  const Aim aim = aim_at(position, std::max(position, end));
+  return std::min(position, replay_cone(aim, state_.window_low(position)).start());
+}
+
+int64_t Session::restore_start(int64_t position, int64_t end, Restored from) const {
+  const Shape& s = model_->shape;
+  Aim aim = aim_at(position, std::max(position, end));
+  aim.entries_from = from == Restored::rows && position % 2 == 1 ? position - 1 : position;
+  std::vector<int64_t> low(static_cast<size_t>(s.n_layers), position);
+  if (from == Restored::encoder)
+    std::fill_n(low.begin(), encoder_layers(s), std::max<int64_t>(0, position - s.window + 1));
+  return std::min(position, replay_cone(aim, low).start());
+}
+
+int64_t Session::decoder_cone() const {
+  const Shape& s = model_->shape;
+  return int64_t{s.n_layers - encoder_layers(s)} * (s.window - 1) + 1 + slack_;
+}
+
+// ---- getting there ---------------------------------------------------------------------------------------------
+
+int64_t Session::truncate(int64_t position, Poll* poll) {
+  if (position >= 0 && position <= state_.position() && !state_.reaches(position))
+    throw StateError("[truncate] the window rows for position " + std::to_string(position) + " are gone; the lowest " +
+                     "position that this session can go back to for nothing is " + std::to_string(state_.lowest()) +
+                     " (rewind there, or set a mark; retain= and decoder= say how far window rows are kept)");
+  return rewind(position, 0, poll);
 }
 
 void Session::truncate(const Mark& mark) {
@@ -32,47 +99,45 @@ void Session::truncate(const Mark& mark) {
   if (drafter_) drafter_->follow();
 }
 
-int64_t Session::rewind(int64_t position, Poll* poll) {
-  if (position < 0 || position > state_.position())
-    throw StateError("[rewind] expected a position between 0 and " + std::to_string(state_.position()) + ", got " +
-                     std::to_string(position));
-  if (state_.reaches(position)) return truncate(position, poll);
-  const auto& all = state_.tokens();
-  return replay(std::vector<int32_t>(all.begin(), all.begin() + position), poll);
+int64_t Session::rewind(int64_t position, int64_t end, Poll* poll) {
+  state_.go_back(position);
+  if (drafter_) drafter_->follow();
+  if (final_position_ != position) final_position_ = -1;
+  return complete(end, poll);
 }
 
-int64_t Session::complete(Poll* poll) {
-  return state_.ready() ? 0 : replay(std::vector<int32_t>(state_.tokens()), poll);
+int64_t Session::complete(int64_t end, Poll* poll) {
+  const int64_t position = state_.position();
+  if (end <= position && state_.ready()) return 0;
+  return bring(aim_at(position, std::max(position, end)), poll);
 }
 
-int64_t Session::replay(const std::vector<int32_t>& tokens, Poll* poll) {
-  const int64_t position = static_cast<int64_t>(tokens.size());
-  const int64_t start = state_.replay_start(position);
-  // An odd position has an open pair; its row comes from a plain run of the last token.
-  const int64_t end = position % 2 == 1 ? position - 1 : position;
-  state_.begin_replay(start, position);
+void Session::replay(const Cone& cone, Poll* poll) {
+  const std::vector<int32_t> tokens = state_.tokens();
+  const int64_t position = state_.position();
+  // A drafter that knows the rows in front of the position keeps them; else it takes what passes by.
+  watching_ = drafter_ != nullptr && drafter_->n_context() < std::min<int64_t>(position, model_->shape.window);
   replaying_ = true;
+  state_.begin_replay(cone.start(), cone.kept);
+  if (watching_) drafter_->restart();
   try {
-    keep_entries_ = true;
-    for (int64_t p = start; p < end; p += chunk_)
-      run_rows(&tokens[static_cast<size_t>(p)], std::min(chunk_, end - p), Logits::none, nullptr, poll, nullptr);
-    keep_entries_ = false;
-    if (end < position) run_rows(&tokens[static_cast<size_t>(end)], 1, Logits::none, nullptr, poll, nullptr);
+    for (int64_t p = cone.start(); p < position; p += chunk_)
+      run_rows(&tokens[static_cast<size_t>(p)], std::min(chunk_, position - p), cone, Logits::none, nullptr, poll, nullptr);
   } catch (...) {
-    keep_entries_ = replaying_ = false;
+    state_.abandon_replay(tokens, cone.kept);
+    if (watching_ && drafter_) drafter_->restart();
+    replaying_ = false;
+    watching_ = true;
     final_position_ = -1;
-    state_.abandon_replay(tokens);
-    if (drafter_) drafter_->restart();
     throw;
   }
-  replaying_ = false;
   state_.end_replay();
-  if (drafter_) drafter_->restart();
-  return position - start;
+  replaying_ = false;
+  watching_ = true;
 }
 
 std::shared_ptr<Mark> Session::mark(Poll* poll) {
-  complete(poll);
+  complete(0, poll);
   beside([](Drafter& d) { d.settle(nullptr); });
   return state_.mark();
 }
@@ -82,6 +147,8 @@ Session::Session(const Session& parent, int)
       backend_(model_->make_backend()),
       state_(parent.state_, *backend_),
       chunk_(parent.chunk_),
+      slack_(parent.slack_),
+      every_row_(parent.every_row_),
       feed_(*model_, *backend_),
       final_(parent.final_),
       final_position_(parent.final_position_) {
@@ -147,29 +214,38 @@ struct FrontierHeader {
 };
 static_assert(sizeof(FrontierHeader) == 64, "as documented");
 
-constexpr uint32_t kFull = 1;
+constexpr uint32_t kFull = 1, kEncoder = 2;
 
 }  // namespace
 
-std::vector<uint8_t> Session::export_frontier() const {
+std::vector<uint8_t> Session::export_frontier(bool encoder) {
   const Shape& s = model_->shape;
-  const size_t window = state_.window_bytes(state_.position());
-  const bool known = final_position_ == state_.position();
+  std::vector<uint8_t> context;
+  if (!encoder)
+    beside([&](Drafter& d) {
+      d.settle(nullptr);
+      context = d.export_context();
+    });
+  const int layers = frontier_layers(encoder);
+  const size_t window = state_.window_bytes(state_.position(), layers);
+  const bool known = !encoder && final_position_ == state_.position();
   const size_t floats = known ? final_floats() : 0;
   FrontierHeader h{};
   h.version = 1;
-  h.kind = kFull;
+  h.kind = encoder ? kEncoder : kFull;
   h.position = static_cast<uint64_t>(state_.position());
-  h.n_layers = static_cast<uint32_t>(s.n_layers);
+  h.n_layers = static_cast<uint32_t>(layers);
   h.window = static_cast<uint32_t>(s.window);
   h.window_row_bytes = static_cast<uint32_t>(s.window_row_bytes());
   h.head_dim = static_cast<uint32_t>(s.head_dim);
   h.n_sources = static_cast<uint32_t>(s.n_sources());
   h.final_floats = static_cast<uint32_t>(floats);
+  h.drafter_bytes = static_cast<uint32_t>(context.size());
   std::vector<uint8_t> out(sizeof h + window + floats * sizeof(float));
   std::memcpy(out.data(), &h, sizeof h);
-  state_.export_window(out.data() + sizeof h);
-  std::memcpy(out.data() + sizeof h + window, final_.data(), floats * sizeof(float));
+  state_.export_window(out.data() + sizeof h, layers);
+  if (floats > 0) std::memcpy(out.data() + sizeof h + window, final_.data(), floats * sizeof(float));
+  out.insert(out.end(), context.begin(), context.end());
   return out;
 }
 
@@ -179,24 +255,34 @@ void Session::import_frontier(const State::Reader& read, size_t bytes) {
   const auto refuse = [&](const std::string& what) { throw StoreError("[frontier] " + what + "; it is not used"); };
   if (bytes < sizeof h) refuse("expected at least " + std::to_string(sizeof h) + " bytes, got " + std::to_string(bytes));
   read(reinterpret_cast<uint8_t*>(&h), sizeof h);
-  if (h.version != 1 || h.kind != kFull)
-    refuse("expected version 1 and kind 1 (full), got version " + std::to_string(h.version) + ", kind " + std::to_string(h.kind));
+  if (h.version != 1 || (h.kind != kFull && h.kind != kEncoder))
+    refuse("expected version 1 and kind 1 (full) or 2 (encoder), got version " + std::to_string(h.version) + ", kind " +
+           std::to_string(h.kind));
   if (h.position != static_cast<uint64_t>(state_.position()))
     refuse("it is for position " + std::to_string(h.position) + ", the state is at " + std::to_string(state_.position()));
-  if (h.n_layers != static_cast<uint32_t>(s.n_layers) || h.window != static_cast<uint32_t>(s.window) ||
+  frontier_layers_ = frontier_layers(h.kind == kEncoder);
+  if (h.n_layers != static_cast<uint32_t>(frontier_layers_) || h.window != static_cast<uint32_t>(s.window) ||
       h.window_row_bytes != static_cast<uint32_t>(s.window_row_bytes()) ||
       h.head_dim != static_cast<uint32_t>(s.head_dim) || h.n_sources != static_cast<uint32_t>(s.n_sources()))
     refuse("it belongs to a model of another shape");
   if (h.final_floats != 0 && h.final_floats != final_floats()) refuse("its last row has the wrong length");
   const size_t floats = h.final_floats;
-  const size_t want = sizeof h + state_.window_bytes(state_.position()) + floats * sizeof(float) + h.drafter_bytes;
+  const size_t want =
+      sizeof h + state_.window_bytes(state_.position(), frontier_layers_) + floats * sizeof(float) + h.drafter_bytes;
   if (bytes != want) refuse("expected " + std::to_string(want) + " bytes, got " + std::to_string(bytes));
-  if (h.drafter_bytes != 0) refuse("it has drafter state, which this version does not know");
   final_position_ = -1;
-  state_.import_window(read);
+  state_.import_window(read, frontier_layers_);
   final_.resize(final_floats());
   if (floats > 0) read(reinterpret_cast<uint8_t*>(final_.data()), floats * sizeof(float));
   final_known_ = floats > 0;
+  draft_rows_ = 0;
+  if (h.drafter_bytes == 0) return;
+  if (drafter_) {
+    draft_rows_ = drafter_->import_context(read, h.drafter_bytes);
+  } else {
+    std::vector<uint8_t> left(h.drafter_bytes);
+    read(left.data(), left.size());
+  }
 }
 
 void Session::import_frontier(const uint8_t* data, size_t bytes) {
@@ -223,8 +309,8 @@ void Session::read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum) 
 }
 
 void Session::accept_frontier() {
-  state_.window_complete();
-  if (drafter_) drafter_->restart();
+  state_.window_complete(frontier_layers_);
+  if (drafter_) drafter_->accept_context(draft_rows_);
   if (final_known_) final_position_ = state_.position();
 }
 

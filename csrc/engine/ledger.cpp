@@ -12,22 +12,22 @@ double since(Clock::time_point start) { return std::chrono::duration<double>(Clo
 
 int64_t expert_bytes(const ExpertWeights& w) { return w.w1.bytes() + w.w2.bytes() + w.w3.bytes(); }
 
-// How often an operation runs in one run of the model, in layer l.
-int64_t expected(const Shape& s, Op op, int l) {
-  const bool source = s.kv_source[l] >= 0 && s.source_layer[s.kv_source[l]] == l;
+// How often an operation runs in one run of these rows, in layer l.
+int64_t expected(const Shape& s, Op op, int l, const LayerRows& r) {
+  const int64_t enters = r.stream < r.n ? 1 : 0, whole = r.full < r.n ? 1 : 0;
   switch (op) {
-    case Op::hc_read:
-    case Op::hc_write: return 2;
-    case Op::engram: return s.engram_index[l] >= 0 ? 1 : 0;
-    case Op::compress: return source ? 1 : 0;
+    case Op::hc_read: return enters + whole;
+    case Op::hc_write: return 2 * whole;
+    case Op::engram: return s.engram_index[l] >= 0 ? enters : 0;
+    case Op::attn_in: return r.window < r.n ? 1 : 0;
+    case Op::compress: return r.entries < r.n ? 1 : 0;
     case Op::index_query:
-    case Op::select: return s.index_source[l] == l ? 1 : 0;
-    case Op::attn_in:
+    case Op::select: return s.index_source[l] == l ? whole : 0;
     case Op::attn_query:
     case Op::attend:
     case Op::attn_out:
     case Op::route:
-    case Op::moe: return 1;
+    case Op::moe: return whole;
     case Op::embed:
     case Op::head:
     case Op::count: return 0;
@@ -44,21 +44,25 @@ const char* op_name(Op op) {
 }
 
 Ledger::Ledger(std::unique_ptr<Backend> inner, const Model& model)
-    : inner_(std::move(inner)), model_(model), table_(static_cast<size_t>(model.shape.n_layers) + 1) {
+    : inner_(std::move(inner)), model_(model), table_(static_cast<size_t>(model.shape.n_layers) + 1), expected_(table_.size() - 1) {
   clear();
 }
 
 void Ledger::clear() {
   for (size_t l = 0; l < table_.size(); ++l)
     for (size_t o = 0; o < table_[l].size(); ++o) table_[l][o] = LedgerRow{static_cast<Op>(o), static_cast<int>(l) - 1};
+  for (auto& layer : expected_) layer.fill(0);
   runs_ = head_runs_ = tokens_ = experts_touched_ = 0;
   seconds_ = 0.0;
 }
 
-void Ledger::add_run(int64_t n, bool with_head, double seconds) {
+void Ledger::add_run(const std::vector<LayerRows>& rows, bool with_head, double seconds) {
   ++runs_;
   head_runs_ += with_head ? 1 : 0;
-  tokens_ += n;
+  tokens_ += rows.front().n;
+  for (size_t l = 0; l < expected_.size(); ++l)
+    for (size_t o = 0; o < expected_[l].size(); ++o)
+      expected_[l][o] += expected(model_.shape, static_cast<Op>(o), static_cast<int>(l), rows[l]);
   seconds_ += seconds;
 }
 
@@ -193,7 +197,7 @@ std::vector<std::string> Ledger::missing() const {
   check(table_[0][static_cast<size_t>(Op::head)], head_runs_);
   for (int l = 0; l < model_.shape.n_layers; ++l)
     for (size_t o = 0; o < static_cast<size_t>(Op::count); ++o)
-      check(table_[static_cast<size_t>(l) + 1][o], runs_ * expected(model_.shape, static_cast<Op>(o), l));
+      check(table_[static_cast<size_t>(l) + 1][o], expected_[static_cast<size_t>(l)][o]);
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/cone.h"
 #include "engine/model.h"
 
 namespace ds4 {
@@ -56,8 +57,8 @@ class Ledger final : public Backend {
   void collapse(const CollapseArgs& a) override { inner_->collapse(a); }
   void markov(const MarkovArgs& a) override { inner_->markov(a); }
 
-  // A complete run of n tokens that took `seconds` in all.
-  void add_run(int64_t n, bool with_head, double seconds);
+  // A complete run of these rows that took `seconds` in all.
+  void add_run(const std::vector<LayerRows>& rows, bool with_head, double seconds);
   void clear();
 
   std::vector<LedgerRow> rows() const;
@@ -77,6 +78,7 @@ class Ledger final : public Backend {
   std::unique_ptr<Backend> inner_;
   const Model& model_;
   std::vector<std::array<LedgerRow, static_cast<size_t>(Op::count)>> table_;  // [1 + layers]
+  std::vector<std::array<int64_t, static_cast<size_t>(Op::count)>> expected_;  // [layers] dispatches of the runs
   int layer_ = -1;  // of the operation before
   int64_t runs_ = 0, head_runs_ = 0, tokens_ = 0, experts_touched_ = 0;
   double seconds_ = 0.0;

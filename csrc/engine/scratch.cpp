@@ -56,4 +56,39 @@ size_t lay_out(const Shape& s, Activations activations, int64_t n, int64_t n_log
   return a.used;
 }
 
+Scratch Scratch::from(const Shape& s, int64_t row) const {
+  Scratch t = *this;
+  const int64_t c = s.n_streams, d = s.hidden, heads = static_cast<int64_t>(s.n_heads) * s.head_dim;
+  const int64_t half = s.rope_dim / 2;
+  t.tokens += row;
+  t.stream += row * c * d;
+  t.mix += row * c;
+  t.pre += row * c;
+  t.post += row * c;
+  t.comb += row * c * c;
+  t.x += row * d;
+  t.xq += row * d;
+  t.qr += row * s.q_rank;
+  t.q += row * heads;
+  t.o += row * heads;
+  t.low += row * s.o_groups * s.o_rank;
+  t.y += row * d;
+  t.cos += row * half;
+  t.sin += row * half;
+  t.yarn_cos += row * half;
+  t.yarn_sin += row * half;
+  t.index_codes += row * s.index_heads * s.index_dim;
+  t.index_scales += row * s.index_heads * (s.index_dim / 32);
+  t.index_weights += row * s.index_heads;
+  t.selected += row * s.index_topk;
+  t.n_selected += row;
+  t.blocks += row * s.candidate_blocks;
+  t.n_blocks += row;
+  t.route_scores += row * s.n_experts;
+  t.experts += row * s.top_k;
+  t.expert_weights += row * s.top_k;
+  t.mid += row * (s.top_k + 1) * s.expert_dim;
+  return t;
+}
+
 }  // namespace ds4

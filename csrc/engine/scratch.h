@@ -21,6 +21,9 @@ struct Scratch {
   int32_t* experts;
   float *expert_weights, *mid;
   float *head_x, *logits;
+
+  // The same from row `row` of the run on; head_x and logits stay.
+  Scratch from(const Shape& shape, int64_t row) const;
 };
 
 // Bytes for n rows of which n_logits get logits; with base not null, fills the pointers as well.

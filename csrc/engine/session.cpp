@@ -11,11 +11,13 @@
 namespace ds4 {
 
 Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk,
-                 std::shared_ptr<const DrafterModel> drafter)
+                 std::shared_ptr<const DrafterModel> drafter, bool every_row)
     : model_(std::move(model)),
       backend_(model_->make_backend()),
       state_(model_->shape, *backend_, context, retain, chunk, drafter ? drafter->n_stages() : 0),
       chunk_(chunk),
+      slack_(std::min(kSlack, retain)),
+      every_row_(every_row),
       feed_(*model_, *backend_) {
   if (!drafter) return;
   if (drafter->target != model_) throw OptionError("[session] this drafter was opened for another model");
@@ -76,50 +78,64 @@ class PendingGuard {
 
 }  // namespace
 
-void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
+void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, int64_t after, Trace* trace) {
   check_tokens(tokens, n);
-  complete(poll);
-  run_rows(tokens, n, logits, out, poll, trace);
+  if (after < 0) throw OptionError("[run] expected 0 or more tokens to come after these, got " + std::to_string(after));
+  const bool every_row = every_row_ || logits == Logits::all || trace != nullptr;
+  const Aim aim = aim_of_run(n + (logits == Logits::none ? after : 0), every_row);
+  bring(aim, poll);
+  run_rows(tokens, n, run_cone(aim), logits, out, poll, trace);
 }
 
-void Session::run_rows(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
+void Session::run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logits logits, float* out, Poll* poll,
+                       Trace* trace) {
   FlushSubnormals flush;
+  const Shape& s = model_->shape;
   const int64_t n_logits = logits == Logits::all ? n : (logits == Logits::last ? 1 : 0);
-  const PendingGuard guard(state_, model_->shape.n_sources());
+  const PendingGuard guard(state_, s.n_sources());
   reserve_scratch(n, n_logits);
   backend_->set_poll(poll);
-  beside([&](Drafter& d) { d.begin(n); });
-  state_.prepare(n, !keep_entries_);
+  const auto rows = rows_of(s, cone, state_.position(), static_cast<int>(n));
+  beside([&](Drafter& d) { d.begin(rows); });
+  state_.prepare(n, cone.window, cone.entries);
   final_position_ = -1;
   const auto start_time = std::chrono::steady_clock::now();
   try {
     start(tokens, n);
-    for (int l = 0; l < model_->shape.n_layers; ++l) {
-      if (poll != nullptr) poll->progress(l, model_->shape.n_layers);
-      layer(l, static_cast<int>(n), poll, trace);
-    }
-    check_finite(n);
+    run_layers(rows, poll, trace);
+    check_finite(n, rows[0].stream);
     if (n_logits > 0) head(n, n_logits, out, trace);
-    keep_final(n);
+    if (rows.back().full < n) keep_final(n);
   } catch (...) {
     feed_.abandon();
     guard.restore();
-    state_.keep_pending();
+    state_.undo_prepare(n);
     if (ledger_ != nullptr) ledger_->clear();  // a run that stopped half-way would leave it incomplete
     throw;
   }
   if (ledger_ != nullptr)
-    ledger_->add_run(n, n_logits > 0,
+    ledger_->add_run(rows, n_logits > 0,
                      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time).count());
   state_.commit(tokens, n);
-  if (drafter_ && !replaying_) drafter_->commit(n);
+  if (drafter_ && watching_) drafter_->commit(n);
 }
 
-void Session::check_finite(int64_t n) const {
-  // The last mix is made of a product over the whole stream: one NaN anywhere in a row makes it NaN.
+void Session::run_layers(const std::vector<LayerRows>& rows, Poll* poll, Trace* trace) {
+  int total = 0, done = 0;
+  for (const LayerRows& r : rows) total += r.n - r.stream;
+  for (size_t l = 0; l < rows.size() && rows[l].stream < rows[l].n; ++l) {
+    if (poll != nullptr && !replaying_) poll->progress(done, total);
+    layer(static_cast<int>(l), rows[l], poll, trace);
+    done += rows[l].n - rows[l].stream;
+  }
+}
+
+void Session::check_finite(int64_t n, int64_t first) const {
+  // A mix is made of a product over the whole stream: one NaN anywhere in a row makes it NaN. `pre` is the one that
+  // the last layer made of the stream that entered it, for rows that went no further.
   const int64_t c = model_->shape.n_streams;
-  for (int64_t i = 0; i < n * c; ++i)
-    if (!(t_.mix[i] - t_.mix[i] == 0.0f))
+  for (int64_t i = first * c; i < n * c; ++i)
+    if (!(t_.mix[i] - t_.mix[i] == 0.0f) || !(t_.pre[i] - t_.pre[i] == 0.0f))
       throw NumericsError("[run] the activations of the token at position " + std::to_string(state_.position() + i / c) +
                           " are not finite numbers; the session is unchanged. Open the model with check=True to find out "
                           "whether its weights hold NaN or infinity");
@@ -165,79 +181,103 @@ void Session::start(const int32_t* tokens, int64_t n) {
   backend_->embed({static_cast<int>(n), t_.tokens, &model_->weights.embed, t_.stream, t_.mix});
 }
 
-void Session::engram(int l, int n, Poll* poll) {
-  const uint8_t* rows = feed_.wait(model_->shape.engram_index[l], poll);
-  backend_->engram({n, rows, &model_->weights.layers[l].engram, t_.stream});
+void Session::engram(int l, const LayerRows& r, Poll* poll) {
+  const Shape& s = model_->shape;
+  const uint8_t* rows = feed_.wait(s.engram_index[l], poll);
+  rows += int64_t{r.stream} * s.engram_columns * s.engram_row_bytes();
+  backend_->engram({r.n - r.stream, rows, &model_->weights.layers[l].engram, t_.from(s, r.stream).stream});
 }
 
-void Session::layer(int l, int n, Poll* poll, Trace* trace) {
+// Rows from r.stream on enter the layer; those from r.full on go through all of it, the others leave their window row
+// or compressed row and stop. A trace sees runs in which all rows go through.
+void Session::layer(int l, const LayerRows& r, Poll* poll, Trace* trace) {
   const Shape& s = model_->shape;
   const LayerWeights& w = model_->weights.layers[l];
   const int64_t c = s.n_streams, d = s.hidden;
-  if (trace != nullptr) trace->enter(l, t_.stream, t_.mix, n);
+  if (trace != nullptr) trace->enter(l, t_.stream, t_.mix, r.n);
   if (s.engram_index[l] >= 0) {
-    engram(l, n, poll);
-    if (trace != nullptr) trace->tap(l, "engram_out", t_.stream, {n, c, d});
+    engram(l, r, poll);
+    if (trace != nullptr) trace->tap(l, "engram_out", t_.stream, {r.n, c, d});
   }
-  if (trace != nullptr) trace->after_engram(l, t_.stream, n);
-  beside([&](Drafter& d) { d.capture(l, n, t_.stream); });
+  if (trace != nullptr) trace->after_engram(l, t_.stream, r.n);
+  beside([&](Drafter& drafter) { drafter.capture(l, r.n, t_.stream); });
 
-  backend_->hc_read({n, t_.stream, t_.mix, &w.hc_attn, t_.x, t_.xq, t_.pre, t_.post, t_.comb});
+  const Scratch in = t_.from(s, r.stream);
+  backend_->hc_read({r.n - r.stream, in.stream, in.mix, &w.hc_attn, in.x, in.xq, in.pre, in.post, in.comb});
   if (trace != nullptr) {
-    trace->tap(l, "hc_attn_pre", t_.pre, {n, c});
-    trace->tap(l, "hc_attn_post", t_.post, {n, c});
-    trace->tap(l, "hc_attn_comb", t_.comb, {n, c, c});
-    trace->tap(l, "attn_in", t_.x, {n, d});
+    trace->tap(l, "hc_attn_pre", t_.pre, {r.n, c});
+    trace->tap(l, "hc_attn_post", t_.post, {r.n, c});
+    trace->tap(l, "hc_attn_comb", t_.comb, {r.n, c, c});
+    trace->tap(l, "attn_in", t_.x, {r.n, d});
   }
-  attention(l, n, trace);
-  backend_->hc_write({n, t_.y, t_.post, t_.comb, t_.stream});
+  attention_in(l, r);
+  const int n = r.n - r.full;
+  if (n == 0) return;
+  attention(l, r, trace);
+  const Scratch t = t_.from(s, r.full);
+  backend_->hc_write({n, t.y, t.post, t.comb, t.stream});
 
-  backend_->hc_read({n, t_.stream, t_.pre, &w.hc_ffn, t_.x, t_.xq, t_.mix, t_.post, t_.comb});
+  backend_->hc_read({n, t.stream, t.pre, &w.hc_ffn, t.x, t.xq, t.mix, t.post, t.comb});
   if (trace != nullptr) {
     trace->tap(l, "hc_ffn_pre", t_.mix, {n, c});
     trace->tap(l, "hc_ffn_post", t_.post, {n, c});
     trace->tap(l, "hc_ffn_comb", t_.comb, {n, c, c});
     trace->tap(l, "ffn_in", t_.x, {n, d});
   }
-  backend_->route({n, t_.x, &w.moe, t_.route_scores, t_.experts, t_.expert_weights});
-  backend_->moe({n, t_.xq, &w.moe, t_.experts, t_.expert_weights, t_.mid, t_.y});
+  backend_->route({n, t.x, &w.moe, t.route_scores, t.experts, t.expert_weights});
+  backend_->moe({n, t.xq, &w.moe, t.experts, t.expert_weights, t.mid, t.y});
   if (trace != nullptr) {
     trace->tap(l, "router_indices", t_.experts, {n, s.top_k});
     trace->tap(l, "router_weights", t_.expert_weights, {n, s.top_k});
     trace->tap(l, "ffn_out", t_.y, {n, d});
   }
-  backend_->hc_write({n, t_.y, t_.post, t_.comb, t_.stream});
+  backend_->hc_write({n, t.y, t.post, t.comb, t.stream});
   if (trace != nullptr) {
     trace->tap(l, "stream_out", t_.stream, {n, c, d});
     trace->tap(l, "pre_mix_out", t_.mix, {n, c});
   }
 }
 
-void Session::attention(int l, int n, Trace* trace) {
+Rope Session::rope(int l, const Scratch& t) const {
+  const int64_t before = state_.position() > 0 ? model_->shape.rope_dim / 2 : 0;  // the row in front of the run
+  if (model_->shape.ratio[l] > 0) return {t.yarn_cos + before, t.yarn_sin + before};
+  return {t.cos + before, t.sin + before};
+}
+
+// What a layer leaves in the caches.
+void Session::attention_in(int l, const LayerRows& r) {
   const Shape& s = model_->shape;
   const LayerWeights& w = model_->weights.layers[l];
   const int64_t position = state_.position();
-  const int64_t first = std::max<int64_t>(0, position - 1);
-  const int64_t skip = (position - first) * (s.rope_dim / 2);
-  const int source = s.kv_source[l];
-  const float* cos = s.ratio[l] > 0 ? t_.yarn_cos : t_.cos;
-  const float* sin = s.ratio[l] > 0 ? t_.yarn_sin : t_.sin;
-  const Rope rope{cos + skip, sin + skip};
-
-  backend_->attn_in({n, position, t_.xq, &w.attn, rope, t_.qr, state_.window(l)});
-  if (source >= 0 && s.source_layer[source] == l && !keep_entries_)
-    backend_->compress({n, position, s.ratio[l], t_.x, &w.compressor, Rope{cos, sin}, first, state_.pending(source),
-                        state_.compressed(source), state_.index(source)});
-  if (s.index_source[l] == l) {
-    backend_->index_query({n, t_.qr, t_.x, &w.indexer, rope, t_.index_codes, t_.index_scales, t_.index_weights});
-    select(l, n, trace);
+  if (r.window < r.n) {
+    const Scratch t = t_.from(s, r.window);
+    backend_->attn_in({r.n - r.window, position + r.window, t.xq, &w.attn, rope(l, t), t.qr, state_.window(l)});
   }
-  backend_->attn_query({n, t_.qr, &w.attn, rope, t_.q});
+  if (r.entries == r.n) return;
+  const int source = s.kv_source[l];
+  const Rope from_before{s.ratio[l] > 0 ? t_.yarn_cos : t_.cos, s.ratio[l] > 0 ? t_.yarn_sin : t_.sin};
+  backend_->compress({r.n - r.entries, position + r.entries, s.ratio[l], t_.from(s, r.entries).x, &w.compressor,
+                      from_before, std::max<int64_t>(0, position - 1), state_.pending(source), state_.compressed(source),
+                      state_.index(source)});
+}
+
+void Session::attention(int l, const LayerRows& r, Trace* trace) {
+  const Shape& s = model_->shape;
+  const LayerWeights& w = model_->weights.layers[l];
+  const Scratch t = t_.from(s, r.full);
+  const int n = r.n - r.full;
+  const int source = s.kv_source[l];
+  if (s.index_source[l] == l) {
+    backend_->index_query({n, t.qr, t.x, &w.indexer, rope(l, t), t.index_codes, t.index_scales, t.index_weights});
+    select(l, r, trace);
+  }
+  backend_->attn_query({n, t.qr, &w.attn, rope(l, t), t.q});
   const int64_t hd = s.head_dim, heads = s.n_heads;
   std::vector<float> raw(trace != nullptr && trace->wants("attn_o") ? static_cast<size_t>(n * heads * hd) : 0);
-  backend_->attend({n, position, t_.q, state_.window(l), source >= 0 ? state_.compressed(source) : nullptr,
-                    t_.selected, t_.n_selected, w.attn.sink, rope, t_.o, raw.empty() ? nullptr : raw.data()});
-  backend_->attn_out({n, t_.o, &w.attn, t_.low, t_.y});
+  backend_->attend({n, state_.position() + r.full, t.q, state_.window(l),
+                    source >= 0 ? state_.compressed(source) : nullptr, t.selected, t.n_selected, w.attn.sink, rope(l, t),
+                    t.o, raw.empty() ? nullptr : raw.data()});
+  backend_->attn_out({n, t.o, &w.attn, t.low, t.y});
   if (trace == nullptr) return;
   trace->tap(l, "attn_q", t_.q, {n, heads, hd});
   if (!raw.empty()) trace->tap(l, "attn_o", raw.data(), {n, heads, hd});
@@ -248,19 +288,21 @@ void Session::attention(int l, int n, Trace* trace) {
   trace->tap(l, "attn_out", t_.y, {n, s.hidden});
 }
 
-void Session::select(int l, int n, Trace* trace) {
+void Session::select(int l, const LayerRows& r, Trace* trace) {
   const Shape& s = model_->shape;
+  const Scratch t = t_.from(s, r.full);
+  const int n = r.n - r.full;
   const int source = s.kv_source[l];
-  const int64_t position = state_.position();
+  const int64_t position = state_.position() + r.full;
   const bool makes = l == s.candidate_source;
   const bool uses = s.candidate_source >= 0 && l > s.candidate_source;
   const int64_t stride = (position + n) / s.ratio[l];
   std::vector<float> scores;
   if (trace != nullptr && trace->wants("index_scores"))
     scores.assign(static_cast<size_t>(n * stride), -__builtin_inff());
-  backend_->select({n, position, s.ratio[l], t_.index_codes, t_.index_scales, t_.index_weights, state_.index(source),
-                    t_.selected, t_.n_selected, makes ? t_.blocks : nullptr, t_.n_blocks, uses ? t_.blocks : nullptr,
-                    t_.n_blocks, scores.empty() ? nullptr : scores.data(), stride});
+  backend_->select({n, position, s.ratio[l], t.index_codes, t.index_scales, t.index_weights, state_.index(source),
+                    t.selected, t.n_selected, makes ? t.blocks : nullptr, t.n_blocks, uses ? t.blocks : nullptr,
+                    t.n_blocks, scores.empty() ? nullptr : scores.data(), stride});
   if (trace == nullptr) return;
   if (!scores.empty()) trace->tap(l, "index_scores", scores.data(), {n, stride});
   trace->tap(l, "index_weights", t_.index_weights, {n, s.index_heads});

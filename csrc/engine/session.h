@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/cone.h"
 #include "engine/drafter.h"
 #include "engine/engram_feed.h"
 #include "engine/ledger.h"
@@ -18,11 +19,19 @@ namespace ds4 {
 
 enum class Logits : uint8_t { none, last, all };
 
+// Where a state is to be put together from: what it will hold of its window rows.
+enum class Restored : uint8_t { rows, encoder };
+
 class Session {
  public:
+  // Window rows that the last run of a prefill computes beyond those that are needed, at most `retain`: so far one can
+  // go back for nothing.
+  static constexpr int64_t kSlack = 256;
+
   // With a drafter (of the same model) its part of the session is kept in step with the state.
+  // every_row: never leave out rows of the decoder layers. The same bits, and window rows for all of `retain`.
   Session(std::shared_ptr<const Model> model, int64_t context, int64_t retain, int64_t chunk,
-          std::shared_ptr<const DrafterModel> drafter = nullptr);
+          std::shared_ptr<const DrafterModel> drafter = nullptr, bool every_row = false);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -32,22 +41,32 @@ class Session {
   const Model& model() const { return *model_; }
   int64_t chunk() const { return chunk_; }
 
-  // Appends n tokens (1 .. chunk). `out` receives the wanted rows of f32 [vocab]. On any exception the state is as
-  // before the call.
-  void run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace = nullptr);
+  // Appends n tokens (1 .. chunk). `out` receives the wanted rows of f32 [vocab]. On any exception the state holds the
+  // tokens that it held before the call.
+  // after: without logits, so many tokens of the same prefill will follow. Layers whose rows nobody will need are left
+  // out (engine/cone.h); should other tokens follow, what they need is computed then.
+  void run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, int64_t after = 0,
+           Trace* trace = nullptr);
 
   // What the run after the next one will probably append (at most a chunk): its Engram rows are read while the next
   // run computes. Only a hint; a run that comes otherwise reads its own.
   void expect(const int32_t* tokens, int64_t n);
 
-  // Returns how many tokens were run again: 0 or 1.
-  int truncate(int64_t position, Poll* poll);
+  // Returns how many tokens were run again: 0 or 1. Throws StateError when window rows of the position are gone.
+  int64_t truncate(int64_t position, Poll* poll);
   void truncate(const Mark& mark);
   // Goes back to any earlier position, exactly: a truncation where the window rows are kept, else a replay of what
-  // they depend on. Returns how many tokens were run again.
-  int64_t rewind(int64_t position, Poll* poll);
-  // Computes the window rows in front of the position when they are missing (State::ready); returns tokens run.
-  int64_t complete(Poll* poll);
+  // they depend on. `end`: tokens up to there will be prefilled next, so only what they need is replayed; 0: the state
+  // is to be complete. Returns how many tokens were run again.
+  int64_t rewind(int64_t position, int64_t end, Poll* poll);
+  // Most tokens that a replay runs where only window rows of the decoder layers are missing.
+  int64_t decoder_cone() const;
+  // Computes the window rows in front of the position that are missing (State::ready); returns tokens run.
+  int64_t complete(int64_t end, Poll* poll);
+  // The first token that rewind(position, end) runs again; `position`: none.
+  int64_t rewind_start(int64_t position, int64_t end) const;
+  // The same of a complete() after a restore.
+  int64_t restore_start(int64_t position, int64_t end, Restored from) const;
   std::shared_ptr<Mark> mark(Poll* poll);
   // Equal state, shared memory until one of the two writes.
   std::unique_ptr<Session> fork();
@@ -59,8 +78,9 @@ class Session {
   void begin_restore(int64_t keep);
   void finish_restore(const int32_t* tokens, int64_t n);
 
-  // The frontier at the position: window rows, open pair, and what last_logits needs if it is known.
-  std::vector<uint8_t> export_frontier() const;
+  // The frontier at the position: window rows, open pair, and what last_logits needs if it is known. encoder: window
+  // rows of the encoder layers only, which is what a long prefill goes on from.
+  std::vector<uint8_t> export_frontier(bool encoder);
   void import_frontier(const uint8_t* data, size_t bytes);
   // The same from an open file; throws StoreError, and leaves the state without window rows, when XXH64 is not `sum`.
   void read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum);
@@ -86,7 +106,7 @@ class Session {
   // Work of the drafter beside the target's: a failure drops the drafter and nothing else.
   template <class F>
   void beside(F f) {
-    if (!drafter_ || replaying_) return;
+    if (!drafter_ || !watching_) return;
     try {
       f(*drafter_);
     } catch (const std::exception& error) {
@@ -95,20 +115,29 @@ class Session {
     }
   }
   Session(const Session& parent, int);
-  int64_t replay(const std::vector<int32_t>& tokens, Poll* poll);
-  void run_rows(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace);
+  Aim aim_at(int64_t position, int64_t end) const;
+  Aim aim_of_run(int64_t n, bool every_row) const;
+  Cone run_cone(const Aim& aim) const;
+  Cone replay_cone(const Aim& aim, const std::vector<int64_t>& low) const;
+  int64_t bring(const Aim& aim, Poll* poll);
+  void replay(const Cone& cone, Poll* poll);
+  void run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logits logits, float* out, Poll* poll, Trace* trace);
+  void run_layers(const std::vector<LayerRows>& rows, Poll* poll, Trace* trace);
   void keep_final(int64_t n);
   void import_frontier(const State::Reader& read, size_t bytes);
   void accept_frontier();
+  int frontier_layers(bool encoder) const { return encoder ? encoder_layers(model_->shape) : model_->shape.n_layers; }
   size_t final_floats() const;
   void check_tokens(const int32_t* tokens, int64_t n) const;
-  void check_finite(int64_t n) const;
+  void check_finite(int64_t n, int64_t first) const;
   void reserve_scratch(int64_t n, int64_t n_logits);
   void start(const int32_t* tokens, int64_t n);
-  void layer(int l, int n, Poll* poll, Trace* trace);
-  void attention(int l, int n, Trace* trace);
-  void engram(int l, int n, Poll* poll);
-  void select(int l, int n, Trace* trace);
+  void layer(int l, const LayerRows& r, Poll* poll, Trace* trace);
+  void attention_in(int l, const LayerRows& r);
+  void attention(int l, const LayerRows& r, Trace* trace);
+  void engram(int l, const LayerRows& r, Poll* poll);
+  void select(int l, const LayerRows& r, Trace* trace);
+  Rope rope(int l, const Scratch& t) const;
   void head(int64_t n, int64_t n_logits, float* out, Trace* trace);
 
   std::shared_ptr<const Model> model_;
@@ -118,16 +147,20 @@ class Session {
   std::unique_ptr<Drafter> drafter_;
   std::string drafter_fault_;
   int64_t chunk_;
+  int64_t slack_;
+  bool every_row_;
   uint8_t* scratch_base_ = nullptr;
   size_t scratch_bytes_ = 0;
   Scratch t_{};
   EngramFeed feed_;
   std::vector<int32_t> line_;      // the last tokens of the state, those of this run, those expected after it
   std::vector<int32_t> expected_;  // after the next run
-  bool replaying_ = false;      // the drafter looks away
-  bool keep_entries_ = false;   // a replay: compressed rows are there already and must not change
+  bool replaying_ = false;
+  bool watching_ = true;        // does the drafter see the runs?
   std::vector<float> final_;    // stream [C][D] and mix [C] after the last token
   bool final_known_ = false;      // of a frontier that is being taken in
+  int frontier_layers_ = 0;       // likewise
+  int64_t draft_rows_ = 0;        // likewise
   int64_t final_position_ = -1;  // the position that final_ belongs to
 };
 

@@ -14,29 +14,17 @@ namespace ds4 {
 
 // ---- replay ----------------------------------------------------------------------------------------------------
 
-int64_t State::replay_start(int64_t position) const {
-  // Rows of layer l at p follow from rows of the layer below at p - window + 1 .. p, so all layers are exact from
-  // start + n_layers (window - 1) on; the last token may be run again for its open pair, hence one more.
-  return std::max<int64_t>(0, position - 1 - int64_t{shape_.n_layers} * (shape_.window - 1));
-}
-
-void State::begin_replay(int64_t start, int64_t position) {
-  forget_marks_above(position);
-  save_marks();  // the rows that come now may be wrong below the cone's tip
+void State::begin_replay(int64_t start, const std::vector<char>& kept) {
+  save_marks_above(position() + 1);  // slots of their rows may be written
+  for (size_t l = 0; l < kept_.size(); ++l)
+    if (!kept[l]) kept_[l] = {start, start};
   tokens_.resize(static_cast<size_t>(start));
-  low_ = high_ = start;
-  pending_low_ = position;
 }
 
-void State::end_replay() {
-  // Only the rows at the tip of the cone are exact, unless it began at the very start.
-  if (low_ > 0) low_ = std::max(low_, window_first(position()));
-  pending_low_ = position() % 2 == 1 ? position() - 1 : position();
-}
-
-void State::abandon_replay(const std::vector<int32_t>& tokens) {
+void State::abandon_replay(const std::vector<int32_t>& tokens, const std::vector<char>& kept) {
   tokens_ = tokens;
-  low_ = high_ = pending_low_ = position();
+  for (size_t l = 0; l < kept_.size(); ++l)
+    if (!kept[l]) kept_[l] = {position(), position()};
 }
 
 // ---- rows ------------------------------------------------------------------------------------------------------
@@ -73,9 +61,10 @@ void State::begin_restore(int64_t keep) {
   if (keep < 0 || keep > position())
     throw StateError("[restore] expected to keep 0 .. " + std::to_string(position()) + " tokens, got " + std::to_string(keep));
   forget_marks_above(keep);
-  save_marks();
+  save_marks_above(keep + 1);
   tokens_.resize(static_cast<size_t>(keep));
-  low_ = high_ = pending_low_ = keep;
+  keep_nothing(keep);
+  pending_low_ = keep;
   imported_ = keep;
 }
 
@@ -133,22 +122,23 @@ void State::finish_restore(const int32_t* tokens, int64_t n) {
     throw StateError("[restore] " + std::to_string(n) + " tokens do not go on after the " + std::to_string(position()) +
                      " that were kept, or there are rows of " + std::to_string(imported_) + " only");
   tokens_.assign(tokens, tokens + n);
-  low_ = high_ = pending_low_ = n;
+  keep_nothing(n);
+  pending_low_ = n;
 }
 
 // ---- windows ---------------------------------------------------------------------------------------------------
 
-size_t State::window_bytes(int64_t position) const {
-  size_t n = static_cast<size_t>(shape_.n_layers * (position - window_first(position)) * shape_.window_row_bytes());
+size_t State::window_bytes(int64_t position, int n_layers) const {
+  size_t n = static_cast<size_t>(n_layers * (position - window_first(position)) * shape_.window_row_bytes());
   if (position % 2 == 0) return n;
   for (const int l : shape_.source_layer)
     if (shape_.ratio[l] == 2) n += static_cast<size_t>(2 * shape_.head_dim) * sizeof(float);
   return n;
 }
 
-void State::export_window(uint8_t* out) const {
-  if (!ready()) throw StateError("[export] the window rows at position " + std::to_string(position()) + " are not there");
-  for (int l = 0; l < shape_.n_layers; ++l) {
+void State::export_window(uint8_t* out, int n_layers) const {
+  if (!ready_at(position(), n_layers)) throw StateError("[export] the window rows at position " + std::to_string(position()) + " are not there");
+  for (int l = 0; l < n_layers; ++l) {
     const RowRing ring = window(l);
     for (int64_t p = window_first(position()); p < position(); ++p, out += ring.row_bytes)
       std::memcpy(out, ring.row(p), static_cast<size_t>(ring.row_bytes));
@@ -162,11 +152,12 @@ void State::export_window(uint8_t* out) const {
   }
 }
 
-void State::import_window(const Reader& read) {
+void State::import_window(const Reader& read, int n_layers) {
   const int64_t at = position(), first = window_first(at), n = at - first;
-  save_marks();
-  low_ = high_ = pending_low_ = at;  // not ready, should reading fail
-  for (int l = 0; l < shape_.n_layers; ++l) {
+  save_marks_above(at + 1);
+  keep_nothing(at);  // not ready, should reading fail
+  pending_low_ = at;
+  for (int l = 0; l < n_layers; ++l) {
     const RowRing ring = window(l);
     own_ring(ring, first, n);
     for (int64_t p = first; p < at;) {  // up to the end of the ring at once
@@ -183,8 +174,8 @@ void State::import_window(const Reader& read) {
   }
 }
 
-void State::window_complete() {
-  low_ = window_first(position());
+void State::window_complete(int n_layers) {
+  for (int l = 0; l < n_layers; ++l) kept_[l].low = window_first(position());
   pending_low_ = position() % 2 == 1 ? position() - 1 : position();
 }
 

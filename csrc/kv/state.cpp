@@ -51,6 +51,7 @@ State::State(const Shape& shape, Backend& backend, int64_t context, int64_t reta
       context_(context),
       ring_(ring_rows(shape, context, retain, chunk)),
       arena_(backend, total(cache_bytes(shape, context, retain, chunk, extra_windows))) {
+  kept_.resize(static_cast<size_t>(shape.n_layers));
   lay_out(shape.n_layers + extra_windows);
 }
 
@@ -61,9 +62,8 @@ State::State(const State& parent, Backend& backend)
       ring_(parent.ring_),
       arena_(backend, parent.arena_),
       tokens_(parent.tokens_),
+      kept_(parent.kept_),
       extra_low_(parent.extra_low_),
-      low_(parent.low_),
-      high_(parent.high_),
       pending_low_(parent.pending_low_) {
   lay_out(parent.n_windows());
 }
@@ -95,9 +95,32 @@ int64_t State::window_first(int64_t position) const { return std::max<int64_t>(0
 // One row more than the next token needs: a draft reads whole windows.
 int64_t State::mark_first(int64_t position) const { return std::max<int64_t>(0, position - shape_.window); }
 
+int64_t State::highest_low() const {
+  int64_t low = 0;
+  for (const Kept& k : kept_) low = std::max(low, k.low);
+  return low;
+}
+
 int64_t State::lowest() const {
   // A position p needs the rows from p - window + 1 on.
-  return low_ == 0 ? 0 : std::min(position(), low_ + shape_.window - 1);
+  const int64_t low = highest_low();
+  return low == 0 ? 0 : std::min(position(), low + shape_.window - 1);
+}
+
+bool State::window_kept(int64_t position, int n_layers) const {
+  for (int l = 0; l < n_layers; ++l)
+    if (kept_[l].low > window_first(position)) return false;
+  return true;
+}
+
+std::vector<int64_t> State::window_low(int64_t position) const {
+  std::vector<int64_t> low;
+  for (const Kept& k : kept_) low.push_back(std::min(k.low, position));
+  return low;
+}
+
+void State::keep_nothing(int64_t position) {
+  for (Kept& k : kept_) k = {position, position};
 }
 
 void State::save_window(Mark& mark) const {
@@ -109,10 +132,16 @@ void State::save_window(Mark& mark) const {
     for (int64_t p = first; p < mark.position; ++p, out += rb) std::memcpy(out, window(l).row(p), rb);
 }
 
-void State::save_marks() {
-  for (auto& weak : marks_)
-    if (const auto mark = weak.lock(); mark && mark->valid && mark->window.empty() && mark->position > 0)
-      save_window(*mark);
+// Marks that need window rows below `low`, which are about to go.
+void State::save_marks_above(int64_t low) {
+  auto keep = marks_.begin();
+  for (auto& weak : marks_) {
+    const auto mark = weak.lock();
+    if (!mark || !mark->valid) continue;
+    if (mark->window.empty() && mark->position > 0 && mark_first(mark->position) < low) save_window(*mark);
+    *keep++ = weak;
+  }
+  marks_.erase(keep, marks_.end());
 }
 
 void State::own_ring(const RowRing& ring, int64_t first, int64_t n) {
@@ -122,25 +151,45 @@ void State::own_ring(const RowRing& ring, int64_t first, int64_t n) {
   arena_.own(ring.base, static_cast<size_t>((n - before_end) * ring.row_bytes));
 }
 
-void State::prepare(int64_t n, bool with_entries) {
-  const int64_t high = std::max(high_, position() + n);
-  const int64_t low = std::max(low_, high - ring_);
-  auto keep = marks_.begin();
-  for (auto& weak : marks_) {
-    const auto mark = weak.lock();
-    if (!mark || !mark->valid) continue;
-    if (mark->window.empty() && mark_first(mark->position) < low && mark->position > 0) save_window(*mark);
-    *keep++ = weak;
+void State::prepare(int64_t n, const std::vector<int64_t>& window_from, int64_t entries_from) {
+  const int64_t begin = position(), end = begin + n;
+  kept_before_ = kept_;
+  pending_before_ = pending_low_;
+  auto after = kept_;
+  int64_t highest = 0;
+  for (size_t l = 0; l < after.size(); ++l) {
+    Kept& k = after[l];
+    const int64_t first = std::clamp(window_from[l], begin, end);
+    if (first > k.end) k.low = first;  // a gap: the rows in front of it are of no use
+    k.end = std::max(k.end, end);
+    k.low = std::max(k.low, k.end - ring_);
+    highest = std::max(highest, k.low);
   }
-  marks_.erase(keep, marks_.end());
-  low_ = low;
-  high_ = high;
-  for (int l = 0; l < shape_.n_layers; ++l) own_ring(window(l), position(), n);
-  if (!with_entries) return;
-  pending_low_ = std::max(pending_low_, position() + n - kPendingRows);
-  const int64_t first = std::max<int64_t>(0, position() - 1);
-  for (int i = 0; i < shape_.n_sources(); ++i) own_ring(pending(i), first, position() + n - first);
-  for (const Section& s : sections(position(), position() + n)) arena_.own(s.data, s.bytes);
+  save_marks_above(highest);
+  kept_ = after;
+  for (size_t l = 0; l < kept_.size(); ++l) {
+    const int64_t first = std::clamp(window_from[l], begin, end);
+    own_ring(window(static_cast<int>(l)), first, end - first);
+  }
+  const int64_t first = std::clamp(entries_from, begin, end);
+  if (first == end) return;
+  pending_low_ = std::max(pending_low_, end - kPendingRows);
+  const int64_t open = std::max<int64_t>(0, first - 1);
+  for (int i = 0; i < shape_.n_sources(); ++i) own_ring(pending(i), open, end - open);
+  for (const Section& s : sections(first, end)) arena_.own(s.data, s.bytes);
+}
+
+void State::undo_prepare(int64_t n) {
+  for (size_t l = 0; l < kept_.size(); ++l) {  // rows that the run may have overwritten
+    kept_[l].end = kept_before_[l].end;
+    kept_[l].low = std::min(kept_[l].end, std::max(kept_before_[l].low, position() + n - ring_));
+  }
+  pending_low_ = std::max(pending_before_, position() % 2 == 1 ? position() - 1 : position());
+}
+
+void State::prepare_extra(int64_t first, int64_t n) {
+  extra_low_ = std::max(extra_low_, first + n - ring_);
+  for (int l = shape_.n_layers; l < n_windows(); ++l) own_ring(window(l), first, n);
 }
 
 void State::commit(const int32_t* tokens, int64_t n) { tokens_.insert(tokens_.end(), tokens, tokens + n); }
@@ -149,7 +198,7 @@ std::shared_ptr<Mark> State::mark() {
   auto mark = std::make_shared<Mark>();
   mark->position = position();
   mark->state = id_;
-  mark->low = low_;
+  mark->low = highest_low();
   mark->extra_low = extra_low();
   if (position() % 2 == 1) {
     const size_t width = static_cast<size_t>(2 * shape_.head_dim);
@@ -173,36 +222,29 @@ void State::forget_marks_above(int64_t position) {
     if (const auto mark = weak.lock(); mark && mark->position > position) mark->valid = false;
 }
 
-int State::truncate(int64_t position) {
+void State::go_back(int64_t position) {
   if (position < 0 || position > this->position())
     throw StateError("[truncate] expected a position between 0 and " + std::to_string(this->position()) + ", got " +
                      std::to_string(position));
-  const int replay = pending_kept(position) ? 0 : 1;
-  const int64_t start = position - replay;
-  if (start == 0) low_ = high_ = 0;  // an empty session needs no window rows
-  if (start > 0 && window_first(start) < low_)
-    throw StateError("[truncate] the window rows for position " + std::to_string(position) + " are gone; the lowest " +
-                     "position this session can go back to is " + std::to_string(lowest()) +
-                     " (open it with a larger retain=, or set a mark there)");
   forget_marks_above(position);
-  extra_low_ = std::min(extra_low_, start);
-  tokens_.resize(static_cast<size_t>(start));
-  pending_low_ = std::min(pending_low_, start);  // what follows is written anew
-  return replay;
+  for (Kept& k : kept_) k = {std::min(k.low, position), std::min(k.end, position)};
+  extra_low_ = std::min(extra_low_, position);
+  tokens_.resize(static_cast<size_t>(position));
+  pending_low_ = std::min(pending_low_, position);  // what follows is written anew
 }
 
 bool State::reaches(int64_t position) const {
   if (position < 0 || position > this->position()) return false;
   const int64_t start = position - (pending_kept(position) ? 0 : 1);
-  return start == 0 || window_first(start) >= low_;
+  return start == 0 || window_kept(start, shape_.n_layers);
 }
 
-int State::truncate(const Mark& mark) {
+void State::truncate(const Mark& mark) {
   if (mark.state != id_) throw StateError("[truncate] this mark belongs to another session; forks do not share marks");
   if (!mark.valid || mark.position > position())
     throw StateError("[truncate] the mark at position " + std::to_string(mark.position) +
                      " is no longer valid: the session went back below it");
-  if (mark.position == 0) low_ = high_ = 0;  // an empty session needs no window rows
+  for (Kept& k : kept_) k = {std::min(k.low, mark.position), std::min(k.end, mark.position)};
   if (!mark.window.empty()) {
     const int64_t first = mark_first(mark.position);
     const int rb = shape_.window_row_bytes();
@@ -211,8 +253,7 @@ int State::truncate(const Mark& mark) {
     for (int l = 0; l < n_windows(); ++l)
       for (int64_t p = first; p < mark.position; ++p, in += rb) std::memcpy(window(l).row(p), in, rb);
     // Only the mark's own rows are certain now.
-    low_ = std::max(first, mark.low);
-    high_ = mark.position;
+    for (Kept& k : kept_) k = {std::max(first, mark.low), mark.position};
   }
   const size_t width = static_cast<size_t>(2 * shape_.head_dim);
   for (int i = 0; i < shape_.n_sources() && !mark.pending.empty(); ++i) {
@@ -223,7 +264,6 @@ int State::truncate(const Mark& mark) {
   forget_marks_above(mark.position);
   extra_low_ = std::min(mark.extra_low, mark.position);
   tokens_.resize(static_cast<size_t>(mark.position));
-  return 0;
 }
 
 std::vector<uint8_t> State::live_bytes() const {
@@ -287,8 +327,7 @@ void State::fill_for_benchmark(int64_t position, uint64_t seed) {
     random_rows(compressed_[i], n, hd / 2, hd / 16, 40, 8, 0xff, s);  // e4m3 scales around 1/4
     random_rows(index_[i], n, id / 2, id / 32, 124, 4, 0xff, s);      // e8m0 scales around 1/4
   }
-  high_ = position;
-  low_ = std::max<int64_t>(0, position - ring_);
+  for (Kept& k : kept_) k = {std::max<int64_t>(0, position - ring_), position};
   pending_low_ = position;
 }
 

@@ -4,8 +4,9 @@
 // change of position. Compressed and index rows are append-only. Everything is one reservation of address space that
 // is committed as it grows and shared by forks (kv/arena.h). Row formats: docs/formats.md.
 //
-// A state is "ready" when the window rows in front of its position are there. One that was restored or went back
-// further than its rings reach may lack them for a while: Session::replay computes them again.
+// A state is "ready" when the window rows in front of its position are there, in every layer. One that was restored,
+// went back further than its rings reach, or stopped within a long prefill, lacks those of some or all layers:
+// Session::bring computes them again.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,7 @@ struct Mark {
   uint64_t state = 0;            // the state it belongs to
   bool valid = true;             // false after the state was truncated below it
   std::vector<uint8_t> window;   // [windows][window rows or fewer], filled only when needed
-  int64_t low = 0;               // rows below were gone when it was made
+  int64_t low = 0;               // rows below were gone in some layer when it was made
   int64_t extra_low = 0;         // State::extra_low() when it was made
   std::vector<float> pending;    // [sources][2 head_dim] at odd positions
 };
@@ -58,32 +59,40 @@ class State {
   uint8_t* compressed(int source) const { return compressed_[source]; }
   uint8_t* index(int source) const { return index_[source]; }
 
-  // Before n rows are written from position(): saves what live marks still need, and makes the memory this state's
-  // own (entries: the compressed and index rows too). After: takes the tokens.
-  void prepare(int64_t n, bool entries = true);
+  // Before a run of n rows from position(): saves what live marks still need, and makes the memory that will be
+  // written this state's own. Layer l gets window rows from window_from[l] on, sources compressed and unpooled rows
+  // from entries_from on. After: takes the tokens.
+  void prepare(int64_t n, const std::vector<int64_t>& window_from, int64_t entries_from);
   void commit(const int32_t* tokens, int64_t n);
-  // After a failed run whose caller put the open pair's row back.
-  void keep_pending() { pending_low_ = position() % 2 == 1 ? position() - 1 : position(); }
+  // Instead of commit, when the run failed and its caller put the open pair's row back.
+  void undo_prepare(int64_t n);
 
   std::shared_ptr<Mark> mark();
-  // Goes back to `position`. Returns how many tokens must be run again (0 or 1) because an open pair's first row is
-  // gone; they are removed from the state. Throws StateError when the window rows are gone.
-  int truncate(int64_t position);
-  int truncate(const Mark& mark);
-  // Marks above the present position are void: what follows may differ from what they stood on.
-  void forget_marks_above_here() { forget_marks_above(position()); }
-  // Lowest position that truncate(position) can reach.
+  void truncate(const Mark& mark);
+  // Goes back to `position`, whether or not the state is ready there.
+  void go_back(int64_t position);
+  // Lowest position at which all window rows are kept.
   int64_t lowest() const;
+  // Would the state be ready at `position` after at most one token (of an open pair) has been run again?
   bool reaches(int64_t position) const;
-  bool ready() const { return position() == 0 || window_first(position()) >= low_; }
+  bool ready() const { return ready_at(position(), shape_.n_layers); }
+  // The same at an earlier position, and for the first n_layers only.
+  bool ready_at(int64_t position, int n_layers) const {
+    return position == 0 || (window_kept(position, n_layers) && pending_kept(position));
+  }
+  // Is the first row of the pair that is open at `position` there (or none open)?
+  bool pending_kept(int64_t position) const;
+  // For each layer the first position from which on its window rows are kept up to `position`; `position` if none.
+  std::vector<int64_t> window_low(int64_t position) const;
 
-  // ---- replay: window rows of `position` computed again from position `start` on, all compressed rows kept ----
-  // First position from which every layer's rows at `position` can be computed again, exactly.
-  int64_t replay_start(int64_t position) const;
-  void begin_replay(int64_t start, int64_t position);
-  void end_replay();
-  // Gives up half-way: the state holds `tokens`, and is not ready.
-  void abandon_replay(const std::vector<int32_t>& tokens);
+  // ---- replay: tokens from `start` on are run again, up to the present position ----
+  // Window rows of layers with kept[l] stay; those of others are forgotten.
+  void begin_replay(int64_t start, const std::vector<char>& kept);
+  void end_replay() {
+    if (!pending_kept(position())) pending_low_ = position() - 1;
+  }
+  // Gives up half-way: the state holds `tokens` again, and is not ready.
+  void abandon_replay(const std::vector<int32_t>& tokens, const std::vector<char>& kept);
 
   // ---- rows and frontiers as bytes (docs/formats-store.md) ----
   // Compressed and index rows of the entries that tokens begin .. end - 1 complete: per source, compressed then index.
@@ -99,24 +108,22 @@ class State {
   // The same from an open file; returns the XXH64 of what was read. Throws StoreError when the file ends early.
   uint64_t read_rows(int fd, int64_t offset, int64_t begin, int64_t end);
   void finish_restore(const int32_t* tokens, int64_t n);
-  // Window rows in front of position(), the open pair's rows. Layout: window_bytes().
-  size_t window_bytes(int64_t position) const;
-  void export_window(uint8_t* out) const;
-  // Takes them piece by piece; the state is ready after window_complete().
+  // Window rows of the first n_layers in front of position(), the open pair's rows. Layout: window_bytes().
+  size_t window_bytes(int64_t position, int n_layers) const;
+  void export_window(uint8_t* out, int n_layers) const;
+  // Takes them piece by piece; the state is ready(n_layers) after window_complete().
   using Reader = std::function<void(uint8_t* to, size_t bytes)>;
-  void import_window(const Reader& read);
-  void window_complete();
+  void import_window(const Reader& read, int n_layers);
+  void window_complete(int n_layers);
 
   const Arena& arena() const { return arena_; }
   const Shape& shape() const { return shape_; }
 
   // Rows of the extra windows from this position on are what their owner wrote; it may raise it when it skips rows.
-  int64_t extra_low() const { return extra_low_ > low_ ? extra_low_ : low_; }
+  int64_t extra_low() const { return extra_low_; }
   void raise_extra_low(int64_t position) { extra_low_ = position; }
   // Before their owner writes rows first .. first + n - 1.
-  void prepare_extra(int64_t first, int64_t n) {
-    for (int l = shape_.n_layers; l < n_windows(); ++l) own_ring(window(l), first, n);
-  }
+  void prepare_extra(int64_t first, int64_t n);
   int n_windows() const { return static_cast<int>(windows_.size()); }
 
   // The live state as bytes (window rows in position order, compressed rows, index rows, open pair, tokens): equal
@@ -128,14 +135,21 @@ class State {
   void fill_for_benchmark(int64_t position, uint64_t seed);
 
  private:
+  // Window rows low .. end - 1 of a layer are in its ring. end is position(), or more while tokens are run again.
+  struct Kept {
+    int64_t low = 0, end = 0;
+  };
+
   int64_t window_first(int64_t position) const;
   int64_t mark_first(int64_t position) const;
+  bool window_kept(int64_t position, int n_layers) const;
+  int64_t highest_low() const;
+  void keep_nothing(int64_t position);
+  void save_marks_above(int64_t low);
   void lay_out(int n_windows);
   void save_window(Mark& mark) const;
-  void save_marks();
   void own_ring(const RowRing& ring, int64_t first, int64_t n);
   std::vector<Section> import_target(int64_t begin, int64_t end);
-  bool pending_kept(int64_t position) const;
   void forget_marks_above(int64_t position);
 
   const Shape& shape_;
@@ -144,10 +158,10 @@ class State {
   Arena arena_;
   std::vector<uint8_t*> windows_, compressed_, index_, pending_;
   std::vector<int32_t> tokens_;
+  std::vector<Kept> kept_, kept_before_;  // [layers] now, and before the run at hand
   int64_t extra_low_ = 0;
-  int64_t low_ = 0;          // window rows below this position are gone
-  int64_t high_ = 0;         // highest position written
   int64_t pending_low_ = 0;  // unpooled rows below this position are gone
+  int64_t pending_before_ = 0;
   int64_t imported_ = 0;     // a restore in progress has rows of this many tokens
   std::vector<std::weak_ptr<Mark>> marks_;
 };

@@ -12,7 +12,7 @@ from .kvstore.find import Found
 from .kvstore.format import Prefixes
 from .kvstore.results import PutResult
 from .kvstore.store import FRESH
-from .reuse import Choice, choose, common_prefix, why_not_more
+from .reuse import Choice, Costs, choose, common_prefix, why_not_more
 
 if TYPE_CHECKING:
     from .session import Session
@@ -35,17 +35,20 @@ def reuse(session: Session, ids: NDArray[np.int32]) -> int:
     why = why_not_more(len(have), len(ids), common)
     prefixes = Prefixes(session._root(), ids) if store is not None else None
 
-    def live_again(position: int) -> int:
-        return 0 if ext.reaches(position) else position - ext.replay_start(position)
-
+    total = len(ids)
+    cost = Costs(
+        lambda p: p - ext.rewind_start(p, total),
+        lambda p: p - ext.restore_start(p, total, False),
+        lambda p: p - ext.restore_start(p, total, True),
+    )
     for _ in range(MAX_TRIES):
-        plain = choose(len(ids), common, live_again, ext.replay_start, None)
+        at = choose(total, common, cost, None)
         found = None
-        if store is not None and prefixes is not None and plain.cost > WORTH_A_LOOK:
+        if store is not None and prefixes is not None and at.cost > WORTH_A_LOOK:
             found = store.find(prefixes)
-        at = choose(len(ids), common, live_again, ext.replay_start, found)
+            at = choose(total, common, cost, found)
         if not at.stored or found is None or prefixes is None:
-            return _stay(session, at, why)
+            return _stay(session, at, total, why)
         try:
             return _restore(session, ids, prefixes, found, at, common, why)
         except StoreError as error:
@@ -53,15 +56,22 @@ def reuse(session: Session, ids: NDArray[np.int32]) -> int:
             have = np.asarray(ext.tokens, np.int32)
             common = common_prefix(have, ids)
             why = f"{why}; a stored page could not be used ({error})"
-    return _stay(session, choose(len(ids), common, live_again, ext.replay_start, None), why)
+    return _stay(session, choose(total, common, cost, None), total, why)
 
 
-def _stay(session: Session, at: Choice, why: str) -> int:
-    again = session._ext.rewind(at.position)
-    if at.again:
-        why += f"; window rows at {at.position:,} were no longer kept: {again:,} tokens replayed"
+def _stay(session: Session, at: Choice, total: int, why: str) -> int:
+    encoder = session._ext.encoder_kept(at.position)
+    again = session._ext.rewind(at.position, total)
+    why += replayed_note(encoder, again)
     session._stats.begin(at.position, why, replayed=again)
     return at.position
+
+
+def replayed_note(encoder_kept: bool, again: int) -> str:
+    """What to say of tokens that were run again; nothing of a single one, which an open pair may cost anywhere."""
+    if again < 2:
+        return ""
+    return f"; {'decoder window' if encoder_kept else 'window rows'} not kept: {again:,} replayed"
 
 
 def _restore(
@@ -75,16 +85,19 @@ def _restore(
     store.load(ext, pages)
     ext.finish_restore(ids[: at.position])
     position, again = at.position, 0
+    note = f"{at.position - keep:,} tokens restored from the store"
     if at.frontier is not None:
         store.load_frontier(ext, at.frontier)
         if position == len(ids) and ext.last_logits() is None:
             position -= 1
             again = ext.rewind(position)
+        again += ext.complete(len(ids)) if position < len(ids) else 0
+        note += replayed_note(True, again)
     else:
-        again = ext.complete()
-    note = f"{at.position - keep:,} tokens restored from the store"
-    if again:
-        note += f", {again:,} replayed since no frontier is kept at {position:,}"
+        # What a short continuation needs makes a full frontier, what a long one needs the encoder's.
+        again = ext.complete(0 if len(ids) - position <= ext.decoder_cone else len(ids))
+        if again:
+            note += f", {again:,} replayed since no frontier is kept at {position:,}"
     if found.reach < len(ids):
         note += f", which has {found.reach:,} of these {len(ids):,}"
     session._stats.begin(position, f"{note}; {why}", replayed=again, restored=at.position - keep)
@@ -101,7 +114,7 @@ def checkpoint(session: Session, branch: bool = False) -> PutResult | None:
     if store is None or session.closed or session._unsafe is not None:
         return None
     session.drop_ahead()
-    if session.position == 0 or not session._ext.ready:
+    if session.position == 0 or not session._ext.encoder_kept(session.position):
         return None
     tokens = np.asarray(session._ext.tokens, np.int32)
     weight = BRANCH_WEIGHT if branch else FRESH

@@ -254,13 +254,17 @@ class Model:
         store: KVStore | None = None,
         retain: int = DEFAULT_RETAIN,
         chunk: int | None = None,
+        decoder: Literal["cone", "all"] = "cone",
     ) -> Session:
         """A new session.
 
         drafter: makes `generate` and `chat` faster where it pays; the tokens are the same with and without (E2).
 
         context: tokens it can hold; None takes the model's longest. Memory is committed as it fills.
-        retain: how many tokens one can go back by plain truncation.
+        retain: how many tokens one can go back by plain truncation; after a long prefill 256 (see `decoder`).
+        decoder: "cone": a prefill computes the decoder layers (those behind the last that makes compressed rows) only
+            for the last rows, which is all that what follows depends on. "all": for every row; the same bits for about
+            twice the work, and all of `retain` can be taken back for nothing.
         chunk: most rows of one prefill run. It never changes a result. None takes 8,192, less beside a small model (its
             working memory stays small too). Any choice becomes less when memory is short (`Session.chunk`).
         store: a KVStore. Prompts continue from what it holds, and the session puts its state there at the end of each
@@ -277,10 +281,20 @@ class Model:
             drafter.check_for(self)
         if store is not None and not isinstance(store, KVStore):
             raise OptionError(f"store: expected a KVStore or None, found {store!r}")
+        if decoder not in ("cone", "all"):
+            raise OptionError(f'decoder: expected "cone" or "all", found {decoder!r}')
         plan, rows = self.plan(context, drafter=drafter, retain=retain, chunk=chunk)
         size = self.config.max_position_embeddings if context is None else context
         refuse_what_cannot_fit(plan, size)
-        return Session(self, context=size, retain=min(retain, size), chunk=rows, drafter=drafter, store=store)
+        return Session(
+            self,
+            context=size,
+            retain=min(retain, size),
+            chunk=rows,
+            drafter=drafter,
+            store=store,
+            every_row=decoder == "all",
+        )
 
     def load_session(
         self,
@@ -291,6 +305,7 @@ class Model:
         store: KVStore | None = None,
         retain: int = DEFAULT_RETAIN,
         chunk: int | None = None,
+        decoder: Literal["cone", "all"] = "cone",
     ) -> Session:
         """A session that goes on where `Session.save` wrote this file, with the same bits (E3). Options as `session`.
 
@@ -301,7 +316,7 @@ class Model:
 
         where = _path(path)
         saved.read_header(where)  # before anything is allocated
-        session = self.session(context, drafter=drafter, store=store, retain=retain, chunk=chunk)
+        session = self.session(context, drafter=drafter, store=store, retain=retain, chunk=chunk, decoder=decoder)
         try:
             saved.load(session._ext, where, self.store_root, self.numerics_id)
         except BaseException:

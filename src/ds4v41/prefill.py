@@ -40,6 +40,9 @@ def run_prefill(
     """Append tokens [n], at most `chunk` in one run; returns float32 [1, vocab] or [n, vocab], or None. A run ends at
     `cut`.
 
+    Chunks in front of the cut and of the end are told how many tokens follow them, so that they leave out what nobody
+    will need (docs/decisions/0005).
+
     `done(n, seconds)` is told of every chunk that is complete. When something stops the run (Ctrl-C, cancel, an
     exception from `progress`), complete chunks stay, the one in progress is dropped.
     """
@@ -50,14 +53,15 @@ def run_prefill(
     for begin, end in plan_chunks(n, chunk, cut):
         want = "all" if logits == "all" else ("last" if logits == "last" and end == n else "none")
 
-        def tick(layers: int, of: int, begin: int = begin, end: int = end) -> None:
+        def tick(part: int, of: int, begin: int = begin, end: int = end) -> None:
             if progress is not None:
-                processed = begin + (end - begin) * layers // max(of, 1)
+                processed = begin + (end - begin) * part // max(of, 1)
                 progress(Progress(cached + n, cached, processed, time.perf_counter() - started))
 
         session.expect(tokens[end : end + session.chunk])  # its Engram rows are read meanwhile
         before = time.perf_counter()
-        got = session.run(tokens[begin:end], want, tick if progress is not None else None)
+        after = (cut if begin < cut < n else n) - end
+        got = session.run(tokens[begin:end], want, tick if progress is not None else None, after)
         if done is not None:
             done(end - begin, time.perf_counter() - before)
         if rows is None:

@@ -128,7 +128,8 @@ class Stats:
     why: str = "nothing ran yet"
     """Why not more tokens were reused."""
     replayed: int = 0
-    """Tokens run again because window rows in front of the reused position were no longer kept."""
+    """Tokens run again because window rows in front of the reused position were not kept, in all layers or in the
+    decoder's only; `why` says which."""
     restored: int = 0
     """Of the reused tokens, those that came from a store."""
     stored: PutResult | None = None

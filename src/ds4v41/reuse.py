@@ -28,29 +28,31 @@ class Choice:
         return self.again + self.new
 
 
-def choose(
-    total: int,
-    common: int,
-    live_again: Callable[[int], int],
-    replay_start: Callable[[int], int],
-    found: Found | None,
-) -> Choice:
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Tokens in front of a position that are run again on the way to the wanted prompt: when the session goes back to
+    it, when stored rows end there, when an encoder frontier is there. After a full frontier there are none."""
+
+    live: Callable[[int], int]
+    rows: Callable[[int], int]
+    encoder: Callable[[int], int]
+
+
+def choose(total: int, common: int, costs: Costs, found: Found | None) -> Choice:
     """The cheapest way to a state of `total` tokens whose last logits are wanted.
 
-    common: tokens that the session shares with the prompt. live_again(p): tokens that a rewind to p runs again.
-    replay_start(p): first token of the cone of p. A tie goes to the session.
+    common: tokens that the session shares with the prompt. A tie goes to the session, then to the earlier in the list.
     """
     keep = min(common, total - 1)  # the last token is run again: its logits are wanted
-    best = Choice(keep, live_again(keep), total - keep)
+    best = Choice(keep, costs.live(keep), total - keep)
     if found is None or found.reach == 0:
         return best
-    for position, frontier in found.frontiers.items():
-        at = Choice(position, 0, total - position, True, frontier)
-        if position <= total and at.cost < best.cost:
-            best = at
+    offers = [Choice(p, 0, total - p, True, f) for p, f in found.frontiers.items() if p <= total]
+    offers += [Choice(p, costs.encoder(p), total - p, True, f) for p, f in found.encoders.items() if p < total]
     rows = min(found.reach, total - 1)
-    at = Choice(rows, rows - replay_start(rows), total - rows, True)
-    return at if rows > common and at.cost < best.cost else best
+    if rows > common:
+        offers.append(Choice(rows, costs.rows(rows), total - rows, True))
+    return min([best, *offers], key=lambda choice: choice.cost)
 
 
 def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _ext, saved
-from .advance import checkpoint, reuse
+from .advance import checkpoint, replayed_note, reuse
 from .aio import AsyncStream
 from .chat import Event
 from .chatting import ChatStream, Reply, check_stream_flag
@@ -53,6 +53,7 @@ class Session:
         chunk: int = 0,
         drafter: Drafter | None = None,
         store: KVStore | None = None,
+        every_row: bool = False,
         ext: _ext.Session | None = None,
     ) -> None:
         self._model = model
@@ -60,7 +61,8 @@ class Session:
         # A step's rows are one run, however short the chunks of a prefill.
         if ext is None:
             rows = run_rows(chunk, context)
-            ext = _ext.Session(model._handle(), context, retain, rows, drafter._handle() if drafter else None)
+            draft = drafter._handle() if drafter else None
+            ext = _ext.Session(model._handle(), context, retain, rows, draft, every_row)
         self._ext = ext
         self._chunk = chunk
         self._store = store
@@ -344,8 +346,9 @@ class Session:
         return self._ext.mark()
 
     def truncate(self, to: int | Mark) -> None:
-        """Go back to a position or mark; exact (E3). Raises StateError when a position is out of range or its window
-        rows are gone (older than `retain` tokens and not marked)."""
+        """Go back to a position or mark, for nothing; exact (E3). Raises StateError when a position is out of range,
+        or was not marked and its window rows are not there: older than `retain` tokens, or decoder rows of a prompt
+        that were never computed (`rewind` runs what is missing)."""
         if isinstance(to, Mark):
             self._new_call()
             self._ext.truncate_to_mark(to)
@@ -360,16 +363,17 @@ class Session:
         self._hold = self._unsafe = None
 
     def rewind(self, position: int) -> None:
-        """Go back to any earlier position; exact (E3). Where the window rows are no longer kept, the tokens they
-        depend on are run again (at most layers x (window - 1) + 1 of them), which `stats.why` says."""
+        """Go back to any earlier position; exact (E3). Where window rows are not kept, the tokens they depend on are
+        run again (at most layers x (window - 1) + 257 of them), which `stats.why` says."""
         position = positive_int("position", position, minimum=0)
         have = self.position
         if position > have:
             raise StateError(f"rewind: expected a position from 0 to {have}, found {position}")
         self._new_call()
+        encoder = self._ext.encoder_kept(position)
         again = self._ext.rewind(position)
         self._hold = self._unsafe = None
-        note = f"; window rows were no longer kept: {again:,} tokens replayed" if again > 1 else ""
+        note = replayed_note(encoder, again)
         self._stats.begin(position, f"rewound to {position:,} of {have:,}{note}", replayed=again)
 
     def fork(self) -> Session:

@@ -26,6 +26,8 @@ def frontier(ids: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 
 class FakeSession:
+    ready = True
+
     def __init__(self, ids: NDArray[np.int32]) -> None:
         self.ids = ids
         self.got: dict[int, tuple[int, bytes]] = {}
@@ -33,7 +35,8 @@ class FakeSession:
     def export_rows(self, begin: int, end: int) -> NDArray[np.uint8]:
         return rows(self.ids, begin, end)
 
-    def export_frontier(self) -> NDArray[np.uint8]:
+    def export_frontier(self, encoder: bool) -> NDArray[np.uint8]:
+        assert not encoder
         return frontier(self.ids)
 
 

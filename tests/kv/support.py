@@ -13,7 +13,8 @@ import ds4v41
 from ds4v41.synth import tiny_config, write_official
 
 WINDOW, LAYERS = 8, 5
-CONE = LAYERS * (WINDOW - 1) + 1  # tokens that a replay runs at most
+DECODER = 2  # layers from the last source on
+CONE = LAYERS * (WINDOW - 1) + 1  # tokens that a replay runs at most, beside the slack (retain, at most 256)
 
 SHAPE = dict(  # noqa: C408
     vocab_size=320, hidden_size=64, moe_intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=2,
@@ -49,7 +50,7 @@ class Reference:
     """What an uninterrupted session gives: logits and live state after any token list, remembered."""
 
     def __init__(self, most: int = 4096) -> None:
-        self._session = session(retain=0, chunk=64, context=most)
+        self._session = session(retain=0, chunk=64, context=most, decoder="all")
         self._known: dict[bytes, tuple[NDArray[np.float32], bytes]] = {}
 
     def after(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.float32], bytes]:

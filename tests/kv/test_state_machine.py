@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -15,6 +16,11 @@ import ds4v41
 from .support import model, reference, session, tokens
 
 MOST = 1500
+LONGEST = 4000  # of a prompt that comes as a whole
+
+
+class Stop(Exception):
+    """Raised by a progress callback."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -28,9 +34,14 @@ class Machine(RuleBasedStateMachine):
         self.saved: list[tuple[Path, list[int]]] = []
         self.seen: list[list[int]] = []
 
-    @initialize(on_disk=st.booleans(), retain=st.sampled_from([0, 3, 24]), chunk=st.sampled_from([1, 5, 16, 64]))
-    def begin(self, on_disk: bool, retain: int, chunk: int) -> None:
-        self.options = {"retain": retain, "chunk": chunk}
+    @initialize(
+        on_disk=st.booleans(),
+        retain=st.sampled_from([0, 3, 24]),
+        chunk=st.sampled_from([1, 5, 16, 64, 200]),  # the decoder's cone is 15 rows and the slack, which is `retain`
+        decoder=st.sampled_from(["cone", "cone", "cone", "all"]),
+    )
+    def begin(self, on_disk: bool, retain: int, chunk: int, decoder: str) -> None:
+        self.options = {"retain": retain, "chunk": chunk, "decoder": decoder}
         self.store = ds4v41.KVStore(self.folder / "store" if on_disk else None, budget="64 MiB")
         self.sessions.append((session(store=self.store, **self.options), []))
 
@@ -63,6 +74,29 @@ class Machine(RuleBasedStateMachine):
         ids.extend(more)
         assert row is not None
         self.check(s, ids, row[0])
+
+    @rule(
+        which=st.integers(0, 3), n=st.sampled_from([30, 90, 300]), share=st.floats(0, 1), keep=st.booleans(),
+        seed=st.integers(0, 3),
+    )  # fmt: skip
+    def stop(self, which: int, n: int, share: float, keep: bool, seed: int) -> None:
+        """A prefill that ends early, at the end of a chunk. keep: nothing completes its state by looking at it."""
+        s, ids = self.pick(which)
+        if len(ids) + n > MOST:
+            return
+        more = tokens(n, seed + len(ids)).tolist()
+
+        def progress(p: ds4v41.Progress) -> None:
+            if p.processed >= share * n:
+                raise Stop
+
+        with suppress(Stop):
+            s.prefill(more, None, progress=progress)
+        ids.extend(more[: s.position - len(ids)])
+        s.checkpoint()
+        event(f"stopped ready {s._ext.ready}")
+        if not keep:
+            self.check(s, ids)
 
     @rule(which=st.integers(0, 3), n=st.integers(1, 4), seed=st.integers(0, 3))
     def step(self, which: int, n: int, seed: int) -> None:
@@ -107,13 +141,16 @@ class Machine(RuleBasedStateMachine):
         self.sessions.append((fresh, list(ids)))
         self.check(fresh, ids)
 
-    @rule(which=st.integers(0, 3), cut=st.integers(0, 400), n=st.sampled_from([0, 1, 10, 300]), seed=st.integers(0, 3))
+    @rule(
+        which=st.integers(0, 3), cut=st.integers(0, 400), n=st.sampled_from([0, 1, 10, 300, 1, 10, 300, 3000]),
+        seed=st.integers(0, 3),
+    )  # fmt: skip
     def diverge(self, which: int, cut: int, n: int, seed: int) -> None:
         """A prompt that shares a prefix with something seen before, by whichever session."""
         s, ids = self.pick(which)
         old = [*self.seen, *(other for _, other in self.sessions)]
         base = old[cut % len(old)]
-        prompt = (base[: max(0, len(base) - cut)] + tokens(n, seed).tolist())[:MOST]
+        prompt = (base[: max(0, len(base) - cut)] + tokens(n, seed).tolist())[:LONGEST]
         if not prompt:
             return
         self.seen.append(list(ids))

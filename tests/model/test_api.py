@@ -370,7 +370,7 @@ def test_a_second_thread_gets_an_error_and_the_first_goes_on() -> None:
         assert isinstance(busy.error, ds4v41.Cancelled)
         held = session.tokens
         assert held == [5, 6, 7, *tokens_of(3, 3500, 4000)[: len(held) - 3].tolist()]
-        session.truncate(3)
+        session.rewind(3)
         assert_as_fresh(session, [5, 6, 7])
 
 
@@ -404,7 +404,10 @@ def test_progress_counts_every_token() -> None:
     seen: list[ds4v41.Progress] = []
     with tiny().session(chunk=16) as session:
         session.prefill(HELD, logits=None, progress=seen.append)
-    assert [(p.total, p.cached, p.processed) for p in seen[-3:]] == [(33, 0, 16), (33, 0, 32), (33, 0, 33)]
+    # The end of every chunk is told; on a slow machine also what is done of one.
+    assert all((p.total, p.cached) == (33, 0) for p in seen)
+    done = [p.processed for p in seen]
+    assert done == sorted(done) and {16, 32, 33} <= set(done) and done[-1] == 33
     assert all(a.processed <= b.processed and a.seconds <= b.seconds for a, b in itertools.pairwise(seen))
 
 

@@ -332,7 +332,7 @@ def test_what_is_no_longer_kept_is_computed_again() -> None:
         session.prefill(ids, logits=None)
         run(session, ids[:100], max_tokens=1)
         assert (session.stats.reused, session.stats.prefilled, session.stats.replayed) == (99, 1, 99)
-        assert "no longer kept" in session.stats.why
+        assert "window rows not kept: 99 replayed" in session.stats.why
         assert_as_fresh(session, ids[:100])
 
 

@@ -38,6 +38,7 @@ def test_a_nan_is_an_error_and_the_session_stays(tmp_path: Path, name: str, acti
         with pytest.raises(ds4v41.NumericsError):
             session.generate([1, 2, 3], max_tokens=2, temperature=0).finish()
         if name != "norm.weight":  # the last norm acts on the logits alone: the sampler sees them
-            with pytest.raises(ds4v41.NumericsError, match="position 0"):
+            last = name.startswith("layers.7")  # of whose rows only the last one is computed
+            with pytest.raises(ds4v41.NumericsError, match="position 2" if last else "position 0"):
                 session.prefill([1, 2, 3], logits=None)
             assert session.position == 0

@@ -179,11 +179,11 @@ class Mark:
 class Session:
     """State and runs of one session."""
 
-    def __init__(self, model: object, context: int, retain: int, chunk: int, drafter: object | None = None) -> None: ...
+    def __init__(self, model: object, context: int, retain: int, chunk: int, drafter: object | None = None, every_row: bool = False) -> None: ...
 
-    def run(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: str = 'last', tick: object | None = None) -> NDArray[numpy.float32] | None:
+    def run(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: str = 'last', tick: object | None = None, after: int = 0) -> NDArray[numpy.float32] | None:
         """
-        Appends tokens; returns float32 [rows, vocab] for the wanted rows, or None. tick(done, total) is called now and then with the layers that are done; an exception from it stops the run.
+        Appends tokens; returns float32 [rows, vocab] for the wanted rows, or None. tick(done, total) is called now and then with how much of the work is done; an exception from it stops the run. after: with logits "none", so many tokens of the same prefill follow, and rows that nobody will need are left out.
         """
 
     def trace_run(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: str = 'all', streams: dict = {}, mixes: dict = {}, after_engram: dict = {}) -> dict:
@@ -206,11 +206,15 @@ class Session:
         Goes back where the window rows are kept; returns how many tokens ran again (0 or 1).
         """
 
-    def rewind(self, position: int) -> int:
-        """Goes back to any position; returns how many tokens ran again."""
+    def rewind(self, position: int, end: int = 0) -> int:
+        """
+        Goes back to any position; returns how many tokens ran again. end: what is prefilled next ends there, so only what that needs is run; 0: everything.
+        """
 
-    def complete(self) -> int:
-        """Computes missing window rows; returns how many tokens ran."""
+    def complete(self, end: int = 0) -> int:
+        """
+        Computes missing window rows; returns how many tokens ran. end: as for rewind.
+        """
 
     def fork(self) -> Session: ...
 
@@ -291,6 +295,15 @@ class Session:
     @property
     def ready(self) -> bool: ...
 
+    def encoder_kept(self, position: int) -> bool:
+        """Are the encoder's window rows at this earlier position kept?"""
+
+    @property
+    def decoder_cone(self) -> int:
+        """
+        Tokens that are run again where only the window rows of the decoder are missing, at most.
+        """
+
     def reaches(self, position: int) -> bool:
         """Would truncate(position) work?"""
 
@@ -325,8 +338,10 @@ class Session:
         All tokens of the restored state; window rows are missing until complete().
         """
 
-    def export_frontier(self) -> NDArray[numpy.uint8]:
-        """Window rows, open pair and last row at the position: uint8 array."""
+    def export_frontier(self, encoder: bool = False) -> NDArray[numpy.uint8]:
+        """
+        Window rows, open pair and last row at the position: uint8 array. encoder: those of the encoder layers only.
+        """
 
     def import_frontier(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
@@ -345,8 +360,18 @@ class Session:
     def shares(self) -> bool:
         """Do forks share memory (else they copy it)?"""
 
-    def replay_start(self, position: int) -> int:
-        """The first token of the cone that a replay of `position` runs."""
+    def rewind_start(self, position: int, end: int = 0) -> int:
+        """The first token that rewind(position, end) runs again."""
+
+    def restore_start(self, position: int, end: int = 0, encoder: bool = False) -> int:
+        """
+        The first token that complete(end) runs again when rows, or an encoder frontier, were restored at position.
+        """
+
+def cone(shape: dict, position: int, end: int, logits_from: int, window_from: int, entries_from: int, low: Sequence[int], cut: bool = False) -> tuple:
+    """
+    The rows to compute (csrc/engine/cone.h): first stream that enters each layer and the head, first window rows.
+    """
 
 def xxh64(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int = 0) -> int:
     """XXH64 of the bytes."""

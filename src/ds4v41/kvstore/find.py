@@ -21,12 +21,18 @@ MAX_LOOKS = 16
 @dataclass(frozen=True, slots=True)
 class Found:
     """Rows of the first `reach` tokens are stored. `pages` covers them in order (the last perhaps only in part);
-    `frontiers` maps positions to full frontiers; `whole` is how far complete pages go."""
+    `frontiers` maps positions to full frontiers, `encoders` to those of the encoder layers only; `whole` is how far
+    complete pages go."""
 
     reach: int = 0
     whole: int = 0
     pages: tuple[Item, ...] = ()
     frontiers: dict[int, Item] = field(default_factory=dict)
+    encoders: dict[int, Item] = field(default_factory=dict)
+
+    def all_frontiers(self) -> list[Item]:
+        """Both kinds."""
+        return [*self.frontiers.values(), *self.encoders.values()]
 
     def path_to(self, position: int) -> list[Item]:
         """The pages that cover the first `position` tokens."""
@@ -38,7 +44,7 @@ def find(
 ) -> Found:
     """Look along the prefixes. partial: also use the first part of a page that goes another way further on."""
     reach: dict[int, Item | None] = {0: None}  # position -> page that ends there
-    frontiers: dict[int, Item] = {}
+    frontiers: dict[int, dict[int, Item]] = {FULL: {}, ENCODER: {}}
     total = len(prefixes)
     deepest, block = 0, 0
     last_items: list[Item] = []
@@ -52,8 +58,8 @@ def find(
                 continue
             if item.kind == PAGE and item.begin in reach and item.end not in reach:
                 reach[item.end] = item
-            elif item.kind in (FULL, ENCODER):
-                frontiers[item.end] = item
+            elif item.kind in frontiers:
+                frontiers[item.kind][item.end] = item
         deepest, last_items = max(reach), items
         block += 1
     pages = _chain(reach, deepest)
@@ -63,8 +69,8 @@ def find(
         if page is not None:
             pages = [*_chain(reach, page.begin), page]
             deepest = matched
-    usable = {p: f for p, f in frontiers.items() if p <= deepest and f.kind == FULL}
-    return Found(deepest, whole, tuple(pages), usable)
+    full, encoders = ({p: f for p, f in frontiers[kind].items() if p <= deepest} for kind in (FULL, ENCODER))
+    return Found(deepest, whole, tuple(pages), full, encoders)
 
 
 def _chain(reach: dict[int, Item | None], end: int) -> list[Item]:

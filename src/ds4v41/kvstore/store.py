@@ -20,7 +20,7 @@ from ..errors import OptionError, StoreError
 from ..machine import human
 from .files import HOST, Files, closing_fd, disk_bytes
 from .find import Found, find
-from .format import BLOCK, FULL, KIND_NAMES, PAGE, Header, Prefixes, checksum
+from .format import BLOCK, ENCODER, FULL, KIND_NAMES, PAGE, Header, Prefixes, checksum
 from .index import Index, Use
 from .memory_files import MemoryFiles
 from .policy import Item, off_ladder, victims
@@ -188,11 +188,12 @@ class KVStore:
         position = len(prefixes)
         found = self.find(prefixes, partial=False)
         new = [*self._new_pages(session, prefixes, numerics, found.whole)]
-        if frontier and position not in found.frontiers:
+        there = found.frontiers.get(position) or (None if session.ready else found.encoders.get(position))
+        if frontier and there is None:
             new.append(self._new_frontier(session, prefixes, numerics))
-        path = [*found.pages, *found.frontiers.values()]
+        path = [*found.pages, *found.all_frontiers()]
         if not new:
-            self.touch([*found.pages, *([found.frontiers[position]] if frontier else [])], 0.0)
+            self.touch([*found.pages, *([there] if frontier and there else [])], 0.0)
             return PutResult(position, True, why="it was stored before")
         self._puts += 1
         if self._puts % RESCAN_PUTS == 0:
@@ -212,7 +213,7 @@ class KVStore:
             raise
         self.touch(found.pages, 0.0)
         # What lies behind the tip is needed less: it is there for rewinds only.
-        behind = [f for p, f in found.frontiers.items() if p < position and f.value(f.tick) <= FRESH]
+        behind = [f for f in found.all_frontiers() if f.end < position and f.value(f.tick) <= FRESH]
         self.touch(behind, 0.0, 0.5, 0.0)
         return PutResult(position, True, size, deleted + len(thinned))
 
@@ -226,7 +227,8 @@ class KVStore:
 
     def _new_frontier(self, session: _ext.Session, prefixes: Prefixes, numerics: str) -> _New:
         at = len(prefixes)
-        return self._object(FULL, at, at, session.export_frontier(), prefixes, numerics)
+        kind = FULL if session.ready else ENCODER
+        return self._object(kind, at, at, session.export_frontier(kind == ENCODER), prefixes, numerics)
 
     @staticmethod
     def _object(
@@ -243,8 +245,11 @@ class KVStore:
     def _thin(self, found: Found, tip: int) -> set[bytes]:
         """Frontiers of this chain that its ladder has no place for any more."""
         now = self._index.tick()
-        kept = [p for p, item in found.frontiers.items() if item.value(now) > FRESH]  # others came this way too
-        gone = [found.frontiers[p] for p in off_ladder([*found.frontiers, tip], tip, kept)]
+        there = found.all_frontiers()
+        kept = [f.end for f in there if f.value(now) > FRESH]  # others came this way too
+        off = set(off_ladder([*(f.end for f in there), tip], tip, kept))
+        # Where the decoder's rows are as well, the encoder's alone are of no use.
+        gone = [f for f in there if f.end in off or (f.kind == ENCODER and f.end in found.frontiers)]
         if gone:
             self._index.delete([item.id for item in gone])
             self._unlink(gone)
