@@ -18,7 +18,9 @@ int64_t expected(const Shape& s, Op op, int l) {
   switch (op) {
     case Op::hc_read:
     case Op::hc_write: return 2;
-    case Op::engram: return s.engram_index[l] >= 0 ? 1 : 0;
+    case Op::engram:
+    case Op::engram_wait:
+    case Op::engram_io: return s.engram_index[l] >= 0 ? 1 : 0;
     case Op::compress: return source ? 1 : 0;
     case Op::index_query:
     case Op::select: return s.index_source[l] == l ? 1 : 0;
@@ -53,6 +55,15 @@ void Ledger::clear() {
     for (size_t o = 0; o < table_[l].size(); ++o) table_[l][o] = LedgerRow{static_cast<Op>(o), static_cast<int>(l) - 1};
   runs_ = head_runs_ = tokens_ = experts_touched_ = 0;
   seconds_ = 0.0;
+}
+
+void Ledger::add_engram_rows(int l, double waited, double hidden, int64_t disk_bytes) {
+  LedgerRow &wait = row(Op::engram_wait, l), &io = row(Op::engram_io, l);
+  ++wait.dispatches;
+  ++io.dispatches;
+  wait.seconds += waited;
+  io.seconds += hidden;
+  io.bytes += disk_bytes;
 }
 
 void Ledger::add_run(int64_t n, bool with_head, double seconds) {

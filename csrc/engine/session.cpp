@@ -166,8 +166,9 @@ void Session::start(const int32_t* tokens, int64_t n) {
 }
 
 void Session::engram(int l, int n, Poll* poll) {
-  const uint8_t* rows = feed_.wait(model_->shape.engram_index[l], poll);
-  backend_->engram({n, rows, &model_->weights.layers[l].engram, t_.stream});
+  const FedRows rows = feed_.wait(model_->shape.engram_index[l], poll);
+  if (ledger_ != nullptr) ledger_->add_engram_rows(l, rows.waited, rows.hidden, rows.bytes);
+  backend_->engram({n, rows.data, &model_->weights.layers[l].engram, t_.stream});
 }
 
 void Session::layer(int l, int n, Poll* poll, Trace* trace) {
