@@ -41,7 +41,9 @@ int64_t expected(const Shape& s, Op op, int l) {
 
 const char* op_name(Op op) {
   static const char* const kNames[] = {"embed",       "hc_read", "hc_write", "engram",   "attn_in", "attn_query", "compress",
-                                       "index_query", "select",  "attend",   "attn_out", "route",   "moe",        "head"};
+                                       "index_query", "select",  "attend",   "attn_out", "route",   "moe",        "head",
+                                       "engram_wait", "engram_io"};
+  static_assert(sizeof(kNames) / sizeof(kNames[0]) == static_cast<size_t>(Op::count));
   return kNames[static_cast<size_t>(op)];
 }
 

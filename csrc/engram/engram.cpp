@@ -134,7 +134,7 @@ void Engram::prepare(const Ticket& ticket, bool inside_pool) {
       for (int64_t i = 0; i < n; ++i) part(i, buffer);
       return;
     }
-    pool_.submit(ticket.get(), ticket->urgency, n, spread(ticket->urgency), part);
+    pool_.submit(ticket.get(), ticket->urgency, n, spread(), part);
   } catch (...) {
     ticket->fail(std::current_exception());
   }
@@ -200,12 +200,11 @@ void Engram::accept(Request& request, const Span& span, const uint8_t* rows) {
 
 // A slow disk wants a thread for every read, all at once: 48 reads of a token on 16 threads would be three times its
 // latency. What comes from the system's cache in microseconds wants few threads, because it costs processor time.
-ReadPool::Spread Engram::spread(Urgency urgency) const {
+ReadPool::Spread Engram::spread() const {
   const float slow = slow_read_us_.load(std::memory_order_relaxed);
-  const int most = urgency == Urgency::step ? options_.threads : std::max(1, options_.threads / 2);
   const auto grain = static_cast<int64_t>(kWorthAThreadUs / slow);
-  if (grain < kMostGrain) return {std::max<int64_t>(1, grain), most};
-  return {kMostGrain, std::min(most, std::max(2, static_cast<int>(std::thread::hardware_concurrency())))};
+  if (grain < kMostGrain) return {std::max<int64_t>(1, grain), options_.threads};
+  return {kMostGrain, std::max(2, static_cast<int>(std::thread::hardware_concurrency()))};
 }
 
 void Engram::count_read(Request& request, int64_t bytes, int64_t nanoseconds) {

@@ -18,7 +18,7 @@ namespace ds4 {
 struct EngramOptions {
   bool ram = false;         // take the tables into memory
   bool direct = false;      // read around the page cache
-  int threads = 64;         // most reads at the same time; chunks use half of them, so that steps find one free
+  int threads = 64;         // most reads at the same time; half of them for steps alone
   int64_t cache_bytes = 0;  // for hot rows of all tables; no use with ram
 };
 
@@ -68,7 +68,7 @@ class Engram {
   void read_part(Request& request, size_t part, ReadBuffer& buffer);
   void accept(Request& request, const Span& span, const uint8_t* rows);
   void count_read(Request& request, int64_t bytes, int64_t nanoseconds);
-  ReadPool::Spread spread(Urgency urgency) const;
+  ReadPool::Spread spread() const;
   Ticket read_alone(const Ticket& ticket);
 
   const HomeProcess home_;

@@ -96,7 +96,9 @@ void ReadPool::drop(const void* owner) {
 
 // With the lock: the first batch that may have one more thread.
 ReadPool::Queue::iterator ReadPool::next_batch() {
-  return std::find_if(queue_.begin(), queue_.end(), [](const auto& b) { return b->running < b->spread.width; });
+  return std::find_if(queue_.begin(), queue_.end(), [&](const auto& b) {
+    return b->running < b->spread.width && (b->urgency == Urgency::step || behind_ < most_behind());
+  });
 }
 
 void ReadPool::work() {
@@ -112,11 +114,14 @@ void ReadPool::work() {
     const int64_t first = batch->next, last = std::min(batch->n, first + batch->spread.grain);
     batch->next = last;
     ++batch->running;
+    const int behind = batch->urgency == Urgency::step ? 0 : 1;
+    behind_ += behind;
     if (last == batch->n) queue_.erase(at);
     lock.unlock();
     for (int64_t i = first; i < last; ++i) batch->part(i, buffer);
     lock.lock();
     --batch->running;
+    behind_ -= behind;
   }
 }
 

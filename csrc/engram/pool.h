@@ -1,7 +1,8 @@
 // Threads that wait for the disk, so that nobody else has to.
 //
 // Work comes as batches of parts. Urgent batches go first, in order of arrival within one urgency; the parts of a batch
-// run on any threads in any order, on at most so many at a time as the batch says. Threads are started when there is
+// run on any threads in any order, on at most so many at a time as the batch says; half of the threads work for steps
+// alone. Threads are started when there is
 // work for them and nobody is idle: a table in memory, or a cache that has everything, never starts one. They take no
 // signals and know nothing of Python.
 #pragma once
@@ -62,6 +63,7 @@ class ReadPool {
   int start_threads();
   void insert(std::shared_ptr<Batch> batch);
   Queue::iterator next_batch();
+  int most_behind() const { return std::max(1, most_ / 2); }
 
   const int most_;
   mutable std::mutex mutex_;
@@ -69,6 +71,7 @@ class ReadPool {
   Queue queue_;  // by urgency, then by arrival; what has parts that nobody took
   std::vector<std::thread> threads_;
   int idle_ = 0;
+  int behind_ = 0;  // threads that work for something else than a step
   bool quit_ = false;
 };
 

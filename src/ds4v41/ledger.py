@@ -9,7 +9,6 @@ from typing import Any
 
 from .errors import StateError
 
-
 BESIDE = "engram_io"
 """Table rows on their way from disk behind other work: its seconds pass beside those of the other operations, and its
 bytes are the disk's, so it is in no sum. What the disk cost is `engram_wait`."""
@@ -70,7 +69,7 @@ class Ledger:
 
     @property
     def covered(self) -> float:
-        """Time of the operations and of waiting for table rows over the wall time of the runs; the rest is host work."""
+        """Time of the operations and of waiting for table rows, over the wall time of the runs."""
         inside = sum(row.seconds for row in self.rows if row.op != BESIDE)
         return inside / self.seconds if self.seconds > 0 else 0.0
 

@@ -26,7 +26,8 @@ def slice_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_same_bits_with_the_ledger() -> None:
-    with ds4v41.Model.open() as model, model.session(128) as plain, model.session(128, chunk=128) as counted:
+    sizes = {"context": 128, "chunk": 64}
+    with ds4v41.Model.open() as model, model.session(**sizes) as plain, model.session(**sizes) as counted:
         counted.start_ledger()
         np.testing.assert_array_equal(plain.prefill(TOKENS, logits="all"), counted.prefill(TOKENS, logits="all"))
         np.testing.assert_array_equal(plain.step([7, 8]), counted.step([7, 8]))
