@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
 from typing import Any
 
 from .errors import StateError
@@ -97,6 +98,26 @@ class Ledger:
             "experts_touched": self.experts_touched,
             "rows": rows,
         }
+
+    def plot(self, ax: Any = None) -> Any:
+        """A bar for every operation: milliseconds a run, and its GB/s, on matplotlib axes (new ones without `ax`), which
+        are returned. Needs the extra `ds4v41[plot]`; raises StateError without it, or when incomplete."""
+        rows = self.by_op()[::-1]
+        if ax is None:
+            try:
+                pyplot: Any = import_module("matplotlib.pyplot")
+            except ImportError as error:
+                raise StateError("a plot needs matplotlib: pip install 'ds4v41[plot]'") from error
+            ax = pyplot.subplots(figsize=(8, 0.35 * len(rows) + 1.2), layout="constrained")[1]
+        times = [1e3 * r.seconds / self.runs for r in rows]
+        names = [f"{r.op} (beside)" if r.op == BESIDE else r.op for r in rows]
+        bars = ax.barh(names, times, color=["#c8ccd4" if r.op == BESIDE else "#4a6fa5" for r in rows])
+        ax.bar_label(bars, [f"{r.gb_s:,.1f} GB/s" if r.bytes else "" for r in rows], padding=3, fontsize="small")
+        ax.margins(x=0.15)
+        ax.set_xlabel("milliseconds a run")
+        roof = "" if self.roof_gb_s is None else f" of {self.roof_gb_s:,.1f} that the machine reads"
+        ax.set_title(f"{self.runs:,} runs, {self.bytes / self.seconds / 1e9:,.1f} GB/s{roof}", fontsize="medium")
+        return ax
 
     def _all(self) -> LedgerRow:
         return LedgerRow("all", -1, sum(r.dispatches for r in self.rows if r.op != BESIDE), self.bytes, self.seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ds4v41.bench.ab import parse_side
 from ds4v41.bench.model import fill
 from ds4v41.cli import main
 from ds4v41.errors import OptionError, StateError
+from ds4v41.ledger import Ledger
 from ds4v41.synth_gguf import write_gguf
 
 TOKENS = list(range(20, 60))
@@ -66,6 +68,33 @@ def test_an_incomplete_ledger_shows_no_timings() -> None:
         with pytest.raises(StateError, match="moe in layer 3"):
             call()
     assert "ms/run" in str(whole) and "ms/run" not in str(broken) and "<table>" not in broken._repr_html_()
+
+
+def _one_step() -> Ledger:
+    with ds4v41.Model.open() as model, model.session(64) as session:
+        session.start_ledger()
+        session.step([1])
+        return session.ledger()
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = _one_step()
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(StateError, match=r"pip install 'ds4v41\[plot\]'"):
+        ledger.plot()
+    with pytest.raises(StateError, match="moe in layer 3"):
+        replace(ledger, missing=("moe in layer 3: 1 dispatches expected, 0 seen",)).plot()
+
+
+def test_a_plot_has_a_bar_for_every_operation() -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    ledger = _one_step()
+    ax = ledger.plot(figures.Figure().subplots())
+    bars = dict(zip([label.get_text() for label in ax.get_yticklabels()], ax.patches, strict=True))
+    rows = {row.op: row for row in ledger.by_op()}
+    assert {name.removesuffix(" (beside)") for name in bars} == set(rows) and "engram_io (beside)" in bars
+    assert bars["moe"].get_width() == pytest.approx(1e3 * rows["moe"].seconds / ledger.runs)
+    assert "milliseconds" in ax.get_xlabel()
 
 
 def test_filled_sessions_run_and_are_refused_when_in_use(slice_path: Path) -> None:
