@@ -162,7 +162,7 @@ def report(recipe: str, context: int, rows: int) -> dict[str, object]:
         },
         "published": checks,
         "published_and_own_gb": {
-            n: [published / 1e9, bytes_of(step(config, "q4", 8192, n)) / 1e9] for n, published in PUBLISHED_BYTES.items()
+            n: [size / 1e9, bytes_of(step(config, "q4", 8192, n)) / 1e9] for n, size in PUBLISHED_BYTES.items()
         },
     }
 

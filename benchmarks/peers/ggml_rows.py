@@ -2,8 +2,8 @@
 
     python benchmarks/peers/ggml_rows.py [--lib FOLDER] [--threads 2] [--gib 1] [--json OUT]
 
-FOLDER holds libggml-base and libggml-cpu, as llama-cpp-python 0.3.36 builds them (its `llama_cpp/lib`; without --lib that
-package is looked for). The peer is no dependency of the project. ggml rounds the activations to 8 bits and multiplies
+FOLDER holds libggml-base and libggml-cpu, as llama-cpp-python 0.3.36 builds them (its `llama_cpp/lib`; without --lib
+that package is looked for). The peer is no dependency. ggml rounds the activations to 8 bits and multiplies
 integers; here they stay f32 in the canonical order, so the two do not do the same arithmetic: this compares what users
 get. ggml's plain weights are used, not those that its loader may repack. Rates are weight bytes over CPU time a thread
 (wall beside it); ggml's threads spin while they wait for each other, which counts as CPU time.
@@ -15,6 +15,7 @@ import argparse
 import ctypes as c
 import importlib.util
 import json
+import mmap
 import statistics
 import time
 from pathlib import Path
@@ -55,23 +56,27 @@ class Ggml:
         ):
             call.restype, call.argtypes = result, arguments
 
-    def products(self, kind: str, n: int) -> tuple[Any, Any]:
-        """(context, graph) of n matrices of the type, all times one row."""
+    def products(self, kind: str, n: int) -> tuple[Any, Any, mmap.mmap]:
+        """(context, graph, memory) of n matrices of the type, all times one row; in huge pages, as ours."""
         rows, cols = SHAPES[kind]
         block, block_bytes = BLOCKS[kind]
         n_bytes = rows * cols // block * block_bytes
-        context = self.base.ggml_init(_Params(n * (n_bytes + rows * 4 + 4096) + (64 << 20), None, False))
+        memory = mmap.mmap(-1, n * (n_bytes + rows * 4 + 4096) + (64 << 20), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        context = self.base.ggml_init(_Params(len(memory), c.addressof(c.c_char.from_buffer(memory)), False))
         row = self.base.ggml_new_tensor_2d(context, F32, cols, 1)
         values = (c.c_float * cols)(*((i % 256 - 128) / 64 for i in range(cols)))
         c.memmove(self.base.ggml_get_data(row), values, cols * 4)
         graph = self.base.ggml_new_graph(context)
         # Bytes whose half floats are finite and moderate, as the probe of the library has them.
-        fill = bytes((37 * i * i + 11 * i) & (0x3F if i % 2 else 0x7F) for i in range(1 << 16)) * (n_bytes // (1 << 16) + 1)
+        piece = bytes((37 * i * i + 11 * i) & (0x3F if i % 2 else 0x7F) for i in range(1 << 16))
+        fill = piece * (n_bytes // len(piece) + 1)
         for _ in range(n):
             matrix = self.base.ggml_new_tensor_2d(context, TYPES[kind], cols, rows)
             c.memmove(self.base.ggml_get_data(matrix), fill, n_bytes)
             self.base.ggml_build_forward_expand(graph, self.base.ggml_mul_mat(context, matrix, row))
-        return context, graph
+        return context, graph, memory
 
 
 def measure(ggml: Ggml, kind: str, threads: int, gib: float, repeats: int) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def measure(ggml: Ggml, kind: str, threads: int, gib: float, repeats: int) -> di
     n_bytes = rows * cols // block * block_bytes
     n = max(1, min(1000, int(gib * (1 << 30)) // n_bytes))  # a graph has room for 2,048 nodes
     probe = _ext.bench.Probe(_ext.cpu_isas()[0], threads, n * n_bytes + (1 << 20), True)
-    context, graph = ggml.products(kind, n)
+    context, graph, memory = ggml.products(kind, n)
     ggml.cpu.ggml_graph_compute_with_ctx(context, graph, threads)  # takes its work buffer
     sums: dict[str, list[tuple[float, float]]] = {"read": [], "ours": [], "ggml": []}
     for _ in range(repeats):
@@ -95,6 +100,7 @@ def measure(ggml: Ggml, kind: str, threads: int, gib: float, repeats: int) -> di
         sums["ggml"].append((time.perf_counter() - begin, (time.process_time() - spent) / threads))
         sums["read"].append(probe.read(0, n * n_bytes))
     ggml.base.ggml_free(context)
+    del memory
     total = n * n_bytes / 1e9
     result: dict[str, Any] = {"type": kind, "shape": [rows, cols], "touched_bytes": n * n_bytes}
     for name, times in sums.items():

@@ -100,8 +100,8 @@ class Ledger:
         }
 
     def plot(self, ax: Any = None) -> Any:
-        """A bar for every operation: milliseconds a run, and its GB/s, on matplotlib axes (new ones without `ax`), which
-        are returned. Needs the extra `ds4v41[plot]`; raises StateError without it, or when incomplete."""
+        """A bar for every operation: milliseconds a run, and its GB/s. Returns the matplotlib axes (new ones without
+        `ax`). Needs the extra `ds4v41[plot]`; raises StateError without it, or when incomplete."""
         rows = self.by_op()[::-1]
         if ax is None:
             try:
