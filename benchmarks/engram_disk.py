@@ -4,7 +4,10 @@
 
 The disk is slowed on purpose (csrc/engram/faults.h), so that the result does not depend on the one at hand. Prefill
 from disk and from memory take turns (ABBA); the injected bandwidth brings all rows in `--share` of the time that the
-computation takes, so a perfect prefetch hides all of it. `exposed` is the time that layers waited.
+computation takes, so a perfect prefetch hides all of it. `exposed` is the time that layers waited. On a machine that
+others use the ratio of wall times says little; what reading cost is then in two other numbers: the share of the time that
+was exposed, and the ratio of CPU times (reading takes some). `quiet_ratio` is what both together make of the throughput,
+an estimate for a machine on which nothing else runs.
 """
 
 from __future__ import annotations
@@ -62,12 +65,12 @@ def decode(checkpoint: Checkpoint, tokens: Any, delay: float, threads: int | Non
         }
 
 
-def one_prefill(model: ds4v41.Model, tokens: Any, chunk: int) -> tuple[float, float]:
-    """(seconds, seconds exposed) of a prompt in an empty session."""
+def one_prefill(model: ds4v41.Model, tokens: Any, chunk: int) -> tuple[float, float, float]:
+    """(seconds, seconds exposed, CPU seconds) of a prompt in an empty session."""
     with model.session(len(tokens) + 8, chunk=chunk) as session:
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         session.prefill(tokens, logits=None)
-        return time.perf_counter() - begin, waited(session)
+        return time.perf_counter() - begin, waited(session), time.process_time() - cpu
 
 
 def prefill(checkpoint: Checkpoint, tokens: Any, chunk: int, share: float, delay: float, pairs: int) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def prefill(checkpoint: Checkpoint, tokens: Any, chunk: int, share: float, delay
             n_bytes = probe.engram.bytes_read
         bandwidth = n_bytes / (share * compute)
         faults = {"bytes_per_second": bandwidth, "delay": delay}
-        ratios, exposed = [], []
+        ratios, exposed, cpu = [], [], []
         with open_model(checkpoint, EngramOptions(cache=0), faults) as disk:
             for i in range(pairs):
                 took = {}
@@ -88,6 +91,7 @@ def prefill(checkpoint: Checkpoint, tokens: Any, chunk: int, share: float, delay
                     took[model] = one_prefill(model, tokens, chunk)
                 ratios.append(took[memory][0] / took[disk][0])
                 exposed.append(took[disk][1] / took[disk][0])
+                cpu.append(took[memory][2] / took[disk][2])
     return {
         "tokens": len(tokens),
         "chunk": chunk,
@@ -98,6 +102,8 @@ def prefill(checkpoint: Checkpoint, tokens: Any, chunk: int, share: float, delay
         "throughput_ratio": statistics.median(ratios),
         "throughput_ratios": [round(r, 4) for r in ratios],
         "exposed_share": statistics.median(exposed),
+        "cpu_ratio": statistics.median(cpu),
+        "quiet_ratio": statistics.median(cpu) * (1 - statistics.median(exposed)),
     }
 
 
