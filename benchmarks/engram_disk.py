@@ -5,9 +5,9 @@
 The disk is slowed on purpose (csrc/engram/faults.h), so that the result does not depend on the one at hand. Prefill
 from disk and from memory take turns (ABBA); the injected bandwidth brings all rows in `--share` of the time that the
 computation takes, so a perfect prefetch hides all of it. `exposed` is the time that layers waited. On a machine that
-others use the ratio of wall times says little; what reading cost is then in two other numbers: the share of the time that
-was exposed, and the ratio of CPU times (reading takes some). `quiet_ratio` is what both together make of the throughput,
-an estimate for a machine on which nothing else runs.
+others use the ratio of wall times says little; what reading cost is then in two other numbers: the share of the time
+that was exposed, and the ratio of CPU times (reading takes some). `quiet_ratio` is what both together make of the
+throughput: an estimate for a machine on which nothing else runs.
 """
 
 from __future__ import annotations
