@@ -120,6 +120,10 @@ def test_ab_compares_outputs(slice_path: Path) -> None:
     assert same["outputs_equal"] and same["ratio_low"] <= same["ratio"] <= same["ratio_high"]
     with pytest.raises(StateError, match="not the same bytes"):
         bench.compare(slice_path, {"activations": "bf16"}, {"activations": "fp32"}, pairs=2)
+    wide = bench.compare(slice_path, {"rows": 1, "context": 40}, {"rows": 4, "context": 40}, pairs=2)
+    assert wide["outputs_equal"] and wide["rows_compared"] == 1
+    with pytest.raises(StateError, match="not the same bytes"):
+        bench.compare(slice_path, {"rows": 1}, {"rows": 2, "activations": "fp32"}, pairs=2)
     assert parse_side(["threads=1", "backend=cpu"]) == {"threads": 1, "backend": "cpu"}
     for bad in ("threads", "threads=x", "colour=red"):
         with pytest.raises(OptionError):
