@@ -190,7 +190,7 @@ void bind_engram(nb::module_& m) {
       .def_prop_ro("done", [](const RowRequest& r) { return r.ticket->done(); });
   nb::class_<Engram>(m, "Engram", "Tables, hot rows and reading threads; shared by the sessions of a model.")
       .def(nb::new_(&make_engram), nb::arg("tables"), nb::arg("ram") = false, nb::arg("direct") = false,
-           nb::arg("threads") = 32, nb::arg("cache_bytes") = 0, nb::arg("faults") = nb::none(),
+           nb::arg("threads") = 64, nb::arg("cache_bytes") = 0, nb::arg("faults") = nb::none(),
            "tables: (rows, codes a row, path, offset, row bytes, scale path, scale offset, scale row bytes). "
            "faults: what reads do wrong on purpose, for tests (csrc/engram/faults.h).")
       .def("request", &request, nb::arg("table"), nb::arg("rows"), nb::arg("urgency") = "step", nb::keep_alive<0, 1>())

@@ -76,10 +76,11 @@ void EngramFeed::begin(const int32_t* line, int64_t history, int64_t n, int64_t 
   }
 }
 
-const uint8_t* EngramFeed::wait(int table, Poll* poll) {
+FedRows EngramFeed::wait(int table, Poll* poll) {
   const Slot& slot = now_[static_cast<size_t>(table)];
-  counters_.wait_seconds += slot.ticket->wait(poll);
-  return slot.data;
+  const double waited = slot.ticket->wait(poll);
+  counters_.wait_seconds += waited;
+  return {slot.data, waited, std::max(0.0, slot.ticket->seconds() - waited), slot.ticket->disk_bytes()};
 }
 
 size_t EngramFeed::bytes() const {

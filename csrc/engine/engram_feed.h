@@ -15,6 +15,14 @@ struct FeedCounters {
   int64_t expected = 0;  // requests that were right and had begun during the run before
 };
 
+// The rows of one table for a run: [n][columns][row bytes].
+struct FedRows {
+  const uint8_t* data;
+  double waited;   // seconds that the layer stood still for them
+  double hidden;   // seconds that they were on their way behind other work
+  int64_t bytes;   // that came from disk
+};
+
 class EngramFeed {
  public:
   EngramFeed(const Model& model, Backend& backend) : model_(model), backend_(backend) {}
@@ -25,8 +33,8 @@ class EngramFeed {
   // line: `history` tokens before the run, the n of the run, n_ahead that are expected after it. Asks for the rows of
   // all tables, those of the run first.
   void begin(const int32_t* line, int64_t history, int64_t n, int64_t n_ahead);
-  // The run's rows of a table, [n][columns][row bytes], valid until the next begin(). Throws EngramError, Cancelled.
-  const uint8_t* wait(int table, Poll* poll);
+  // The run's rows of a table, valid until the next begin(). Throws EngramError, Cancelled.
+  FedRows wait(int table, Poll* poll);
   // Nothing that was asked for is wanted any more.
   void abandon();
 

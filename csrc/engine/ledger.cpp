@@ -18,7 +18,9 @@ int64_t expected(const Shape& s, Op op, int l, const LayerRows& r) {
   switch (op) {
     case Op::hc_read: return enters + whole;
     case Op::hc_write: return 2 * whole;
-    case Op::engram: return s.engram_index[l] >= 0 ? enters : 0;
+    case Op::engram:
+    case Op::engram_wait:
+    case Op::engram_io: return s.engram_index[l] >= 0 ? enters : 0;
     case Op::attn_in: return r.window < r.n ? 1 : 0;
     case Op::compress: return r.entries < r.n ? 1 : 0;
     case Op::index_query:
@@ -39,7 +41,9 @@ int64_t expected(const Shape& s, Op op, int l, const LayerRows& r) {
 
 const char* op_name(Op op) {
   static const char* const kNames[] = {"embed",       "hc_read", "hc_write", "engram",   "attn_in", "attn_query", "compress",
-                                       "index_query", "select",  "attend",   "attn_out", "route",   "moe",        "head"};
+                                       "index_query", "select",  "attend",   "attn_out", "route",   "moe",        "head",
+                                       "engram_wait", "engram_io"};
+  static_assert(sizeof(kNames) / sizeof(kNames[0]) == static_cast<size_t>(Op::count));
   return kNames[static_cast<size_t>(op)];
 }
 
@@ -54,6 +58,15 @@ void Ledger::clear() {
   for (auto& layer : expected_) layer.fill(0);
   runs_ = head_runs_ = tokens_ = experts_touched_ = 0;
   seconds_ = 0.0;
+}
+
+void Ledger::add_engram_rows(int l, double waited, double hidden, int64_t disk_bytes) {
+  LedgerRow &wait = row(Op::engram_wait, l), &io = row(Op::engram_io, l);
+  ++wait.dispatches;
+  ++io.dispatches;
+  wait.seconds += waited;
+  io.seconds += hidden;
+  io.bytes += disk_bytes;
 }
 
 void Ledger::add_run(const std::vector<LayerRows>& rows, bool with_head, double seconds) {

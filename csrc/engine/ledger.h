@@ -14,6 +14,9 @@ namespace ds4 {
 
 enum class Op : uint8_t {
   embed, hc_read, hc_write, engram, attn_in, attn_query, compress, index_query, select, attend, attn_out, route, moe, head,
+  // Not of the back end: a layer stood still for its table rows; the rows were on their way behind other work (these
+  // seconds pass beside those of the other rows, and these bytes come from disk).
+  engram_wait, engram_io,
   count
 };
 const char* op_name(Op op);
@@ -57,6 +60,8 @@ class Ledger final : public Backend {
   void collapse(const CollapseArgs& a) override { inner_->collapse(a); }
   void markov(const MarkovArgs& a) override { inner_->markov(a); }
 
+  // The rows of one request arrived at layer l.
+  void add_engram_rows(int l, double waited, double hidden, int64_t disk_bytes);
   // A complete run of these rows that took `seconds` in all.
   void add_run(const std::vector<LayerRows>& rows, bool with_head, double seconds);
   void clear();

@@ -183,8 +183,9 @@ void Session::start(const int32_t* tokens, int64_t n) {
 
 void Session::engram(int l, const LayerRows& r, Poll* poll) {
   const Shape& s = model_->shape;
-  const uint8_t* rows = feed_.wait(s.engram_index[l], poll);
-  rows += int64_t{r.stream} * s.engram_columns * s.engram_row_bytes();
+  const FedRows fed = feed_.wait(s.engram_index[l], poll);
+  if (ledger_ != nullptr) ledger_->add_engram_rows(l, fed.waited, fed.hidden, fed.bytes);
+  const uint8_t* rows = fed.data + int64_t{r.stream} * s.engram_columns * s.engram_row_bytes();
   backend_->engram({r.n - r.stream, rows, &model_->weights.layers[l].engram, t_.from(s, r.stream).stream});
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "base/error.h"
 
@@ -15,7 +16,8 @@ namespace {
 constexpr size_t kFew = 512;               // rows that the caller looks up itself
 constexpr int64_t kGapBytes = 4096;        // a read may bring this much that nobody wants, rather than be two
 constexpr int64_t kSpanBytes = 32 << 10;  // most bytes of one read
-constexpr int64_t kGrain = 16;             // reads that a thread takes at a time from a large request
+constexpr float kWorthAThreadUs = 50;      // of reading: about what it takes to wake one on a machine that computes
+constexpr int64_t kMostGrain = 16;         // reads that a thread takes at a time
 
 uint64_t key_of(int table, int64_t row) {
   return (static_cast<uint64_t>(table) + 1) << 48 | static_cast<uint64_t>(row);
@@ -49,7 +51,7 @@ void Engram::load(Poll* poll) {
     // A request without rows, only to wait for the parts and to hear of errors.
     const auto parts = std::make_shared<Request>(0, std::vector<int64_t>(), 0, nullptr, Urgency::chunk);
     const auto left = std::make_shared<std::atomic<int>>(n);
-    pool_.submit(parts.get(), Urgency::chunk, n, 1, [this, &table, parts, left](int64_t i, ReadBuffer& buffer) {
+    pool_.submit(parts.get(), Urgency::chunk, n, {1, options_.threads}, [this, &table, parts, left](int64_t i, ReadBuffer& buffer) {
       if (parts->stopped()) return;
       try {
         table->load_part(*reader_, buffer, i);
@@ -79,7 +81,7 @@ Engram::Ticket Engram::request(int table, std::vector<int64_t> rows, uint8_t* ou
   if (n <= kFew) {
     prepare(ticket, false);
   } else {
-    pool_.submit(ticket.get(), urgency, 1, 1, [this, ticket](int64_t, ReadBuffer&) { prepare(ticket, true); });
+    pool_.submit(ticket.get(), urgency, 1, {1, 1}, [this, ticket](int64_t, ReadBuffer&) { prepare(ticket, true); });
   }
   return ticket;
 }
@@ -132,7 +134,7 @@ void Engram::prepare(const Ticket& ticket, bool inside_pool) {
       for (int64_t i = 0; i < n; ++i) part(i, buffer);
       return;
     }
-    pool_.submit(ticket.get(), ticket->urgency, n, n > 4 * kGrain * options_.threads ? kGrain : 1, part);
+    pool_.submit(ticket.get(), ticket->urgency, n, spread(), part);
   } catch (...) {
     ticket->fail(std::current_exception());
   }
@@ -166,7 +168,7 @@ void Engram::read_part(Request& request, size_t part, ReadBuffer& buffer) {
     const int64_t from_disk =
         table.split() ? table.read_half(*reader_, buffer, static_cast<int>(part % 2), first, n, halves)
                       : table.read(*reader_, buffer, first, n, rows.need(bytes));
-    if (from_disk > 0) count_read(from_disk, (std::chrono::steady_clock::now() - begin).count());
+    if (from_disk > 0) count_read(request, from_disk, (std::chrono::steady_clock::now() - begin).count());
     if (table.split()) {
       if (!request.half_done(index)) return;
       table.join_halves(n, halves, rows.need(bytes));
@@ -196,13 +198,27 @@ void Engram::accept(Request& request, const Span& span, const uint8_t* rows) {
   request.span_done();
 }
 
-void Engram::count_read(int64_t bytes, int64_t nanoseconds) {
+// A slow disk wants a thread for every read, all at once: 48 reads of a token on 16 threads would be three times its
+// latency. What comes from the system's cache in microseconds wants few threads, because it costs processor time.
+ReadPool::Spread Engram::spread() const {
+  const float slow = slow_read_us_.load(std::memory_order_relaxed);
+  const auto grain = static_cast<int64_t>(kWorthAThreadUs / slow);
+  if (grain < kMostGrain) return {std::max<int64_t>(1, grain), options_.threads};
+  return {kMostGrain, std::max(2, static_cast<int>(std::thread::hardware_concurrency()))};
+}
+
+void Engram::count_read(Request& request, int64_t bytes, int64_t nanoseconds) {
+  request.count_disk_bytes(bytes);
   reads_.fetch_add(1, std::memory_order_relaxed);
   bytes_.fetch_add(bytes, std::memory_order_relaxed);
   read_ns_.fetch_add(nanoseconds, std::memory_order_relaxed);
   const double us = std::max(1.0, static_cast<double>(nanoseconds) * 1e-3);
   const int bucket = std::min(95, static_cast<int>(4.0 * std::log2(us)) + 1);
   latency_[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
+  // Follows the 90th percentile: a step up for one read in ten balances the small steps down for the others. Threads
+  // that overwrite each other's step do no harm.
+  const float slow = slow_read_us_.load(std::memory_order_relaxed);
+  slow_read_us_.store(us > slow ? std::min(slow * 1.2f, 1e7f) : std::max(slow * 0.98f, 1.0f), std::memory_order_relaxed);
 }
 
 void Engram::promote(const Ticket& ticket, Urgency urgency) {

@@ -18,7 +18,7 @@ namespace ds4 {
 struct EngramOptions {
   bool ram = false;         // take the tables into memory
   bool direct = false;      // read around the page cache
-  int threads = 32;         // most reads at the same time
+  int threads = 64;         // most reads at the same time; half of them for steps alone
   int64_t cache_bytes = 0;  // for hot rows of all tables; no use with ram
 };
 
@@ -67,7 +67,8 @@ class Engram {
   void look_up(const Ticket& ticket, std::vector<int32_t>& missing);
   void read_part(Request& request, size_t part, ReadBuffer& buffer);
   void accept(Request& request, const Span& span, const uint8_t* rows);
-  void count_read(int64_t bytes, int64_t nanoseconds);
+  void count_read(Request& request, int64_t bytes, int64_t nanoseconds);
+  ReadPool::Spread spread() const;
   Ticket read_alone(const Ticket& ticket);
 
   const HomeProcess home_;
@@ -77,6 +78,7 @@ class Engram {
   RowCache cache_;
   std::atomic<int64_t> rows_{0}, unique_{0}, hits_{0}, reads_{0}, bytes_{0}, read_ns_{0};
   std::array<std::atomic<int64_t>, 96> latency_{};
+  std::atomic<float> slow_read_us_{100.0f};  // what nine of ten recent reads took less than, roughly
   ReadPool pool_;  // last: its threads end before anything else goes
 };
 

@@ -41,51 +41,64 @@ int ReadPool::n_threads() const {
   return static_cast<int>(threads_.size());
 }
 
-// With the lock: a thread for every grain of work that waits, idle ones first, then new ones. (An idle thread that was
-// woken but does not run yet still counts as idle; the work it was woken for still counts as waiting.)
-void ReadPool::wake() {
-  int64_t parts = 0;
-  for (const Batch& b : queue_) parts += (b.n - b.next + b.grain - 1) / b.grain;
-  for (int64_t i = std::min<int64_t>(parts, idle_); i > 0; --i) more_.notify_one();
+// With the lock: starts threads for the grains that wait and find nobody idle; returns how many idle ones to wake. (An
+// idle thread that was woken but does not run yet still counts as idle; the work it was woken for still waits.)
+int ReadPool::start_threads() {
+  int64_t wanted = 0;
+  for (const auto& b : queue_) wanted += std::max<int64_t>(0, b->wanted());
   const SignalsBlocked blocked;  // a new thread has the mask of its maker
-  for (int64_t missing = parts - idle_; missing > 0 && static_cast<int>(threads_.size()) < most_; --missing) {
+  for (int64_t missing = wanted - idle_; missing > 0 && static_cast<int>(threads_.size()) < most_; --missing) {
     try {
       threads_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {
       if (threads_.empty()) throw;
-      return;  // the system has no more; those that run will do
+      break;  // the system has no more; those that run will do
     }
   }
+  return static_cast<int>(std::min<int64_t>(wanted, idle_));
 }
 
-void ReadPool::insert(Batch batch) {
-  const auto later = [&](const Batch& b) { return b.urgency > batch.urgency; };
+void ReadPool::insert(std::shared_ptr<Batch> batch) {
+  const auto later = [&](const auto& b) { return b->urgency > batch->urgency; };
   queue_.insert(std::find_if(queue_.begin(), queue_.end(), later), std::move(batch));
 }
 
-void ReadPool::submit(const void* owner, Urgency urgency, int64_t n, int64_t grain, Part part) {
+void ReadPool::submit(const void* owner, Urgency urgency, int64_t n, Spread spread, Part part) {
   if (n <= 0) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  insert({owner, urgency, 0, n, grain, std::move(part)});
-  wake();
+  auto batch = std::make_shared<Batch>(Batch{owner, urgency, 0, n, spread, 0, std::move(part)});
+  int to_wake = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    insert(std::move(batch));
+    to_wake = start_threads();
+  }
+  // Without the lock, or all who wake would only queue for it.
+  for (; to_wake > 0; --to_wake) more_.notify_one();
 }
 
 void ReadPool::promote(const void* owner, Urgency urgency) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::list<Batch> moved;
+  Queue moved;
   for (auto at = queue_.begin(); at != queue_.end();) {
     const auto here = at++;
-    if (here->owner == owner && here->urgency > urgency) moved.splice(moved.end(), queue_, here);
+    if ((*here)->owner == owner && (*here)->urgency > urgency) moved.splice(moved.end(), queue_, here);
   }
-  for (Batch& b : moved) {
-    b.urgency = urgency;
+  for (auto& b : moved) {
+    b->urgency = urgency;
     insert(std::move(b));
   }
 }
 
 void ReadPool::drop(const void* owner) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  queue_.remove_if([&](const Batch& b) { return b.owner == owner; });
+  queue_.remove_if([&](const auto& b) { return b->owner == owner; });
+}
+
+// With the lock: the first batch that may have one more thread.
+ReadPool::Queue::iterator ReadPool::next_batch() {
+  return std::find_if(queue_.begin(), queue_.end(), [&](const auto& b) {
+    return b->running < b->spread.width && (b->urgency == Urgency::step || behind_ < most_behind());
+  });
 }
 
 void ReadPool::work() {
@@ -93,17 +106,22 @@ void ReadPool::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     ++idle_;
-    more_.wait(lock, [&] { return quit_ || !queue_.empty(); });
+    more_.wait(lock, [&] { return quit_ || next_batch() != queue_.end(); });
     --idle_;
     if (quit_) return;
-    Batch& front = queue_.front();
-    const int64_t first = front.next, last = std::min(front.n, first + front.grain);
-    front.next = last;
-    const Part part = last < front.n ? front.part : std::move(front.part);
-    if (last == front.n) queue_.pop_front();
+    const auto at = next_batch();
+    const std::shared_ptr<Batch> batch = *at;
+    const int64_t first = batch->next, last = std::min(batch->n, first + batch->spread.grain);
+    batch->next = last;
+    ++batch->running;
+    const int behind = batch->urgency == Urgency::step ? 0 : 1;
+    behind_ += behind;
+    if (last == batch->n) queue_.erase(at);
     lock.unlock();
-    for (int64_t i = first; i < last; ++i) part(i, buffer);
+    for (int64_t i = first; i < last; ++i) batch->part(i, buffer);
     lock.lock();
+    --batch->running;
+    behind_ -= behind;
   }
 }
 

@@ -65,6 +65,7 @@ void Request::span_done() {
 void Request::finish() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    end_ = Clock::now();
     done_.store(true, std::memory_order_release);
   }
   changed_.notify_all();
@@ -83,7 +84,7 @@ void Request::fail(std::exception_ptr error) {
 double Request::wait(Poll* poll) {
   double waited = 0;
   if (!done()) {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     std::unique_lock<std::mutex> lock(mutex_);
     while (!changed_.wait_for(lock, std::chrono::milliseconds(25), [&] { return done(); })) {
       if (poll == nullptr) continue;
@@ -91,7 +92,7 @@ double Request::wait(Poll* poll) {
       if (poll->stop()) throw Cancelled("[run] cancelled while waiting for Engram rows");
       lock.lock();
     }
-    waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    waited = std::chrono::duration<double>(Clock::now() - begin).count();
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (error_) std::rethrow_exception(error_);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -65,6 +66,10 @@ class Request {
   void fail(std::exception_ptr error);
 
   bool done() const { return done_.load(std::memory_order_acquire); }
+  // Once it is done: from being asked for to having arrived, and what the disk gave for it.
+  double seconds() const { return std::chrono::duration<double>(end_ - begin_).count(); }
+  int64_t disk_bytes() const { return disk_bytes_.load(std::memory_order_relaxed); }
+  void count_disk_bytes(int64_t n) { disk_bytes_.fetch_add(n, std::memory_order_relaxed); }
   bool stopped() const { return stopped_.load(); }
 
   // Returns the seconds waited; throws what went wrong, or Cancelled when the poll says so.
@@ -73,7 +78,11 @@ class Request {
   void abandon();
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   const HomeProcess home_;
+  const Clock::time_point begin_ = Clock::now();
+  Clock::time_point end_;  // before done_
   const int table_, row_bytes_;
   const std::vector<int64_t> rows_;
   uint8_t* const out_;
@@ -82,6 +91,7 @@ class Request {
   std::vector<Span> spans_;
   std::unique_ptr<Halves[]> halves_;
   std::atomic<int64_t> left_{0};     // spans
+  std::atomic<int64_t> disk_bytes_{0};
   std::atomic<bool> stopped_{false};  // abandoned or failed
   std::atomic<int> writers_{0};
   std::atomic<bool> done_{false};

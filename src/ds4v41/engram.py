@@ -18,8 +18,9 @@ from .checks import choice, positive_int
 from .errors import CheckpointError, MemoryPlanError, OptionError, TokenizerError
 from .machine import available_memory, human, parse_bytes
 
-MOST_READS = 32
-"""Reads at the same time, unless `engram_threads` says otherwise; fewer on machines with few cores."""
+MOST_READS = 64
+"""Reads at the same time, unless `engram_threads` says otherwise: more than a token has, or one would wait for another.
+Threads are started when reads are slow enough to need them, so a machine with few cores needs no smaller number."""
 CACHE_SHARE = 64
 MOST_CACHE = 4 << 30
 TablePlace = tuple[int, int, str, int, int, str, int, int]
@@ -55,7 +56,7 @@ class EngramOptions:
 
     def n_threads(self) -> int:
         """Most reads at the same time. The threads only wait, so there may be more of them than cores."""
-        return self.threads if self.threads is not None else max(8, min(MOST_READS, 8 * (os.cpu_count() or 1)))
+        return self.threads if self.threads is not None else MOST_READS
 
     def cache_bytes(self, tables: int) -> int:
         """Budget of the hot rows; by default a 64th of the free memory, at most 4 GiB and an eighth of the tables."""

@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ds4v41.engram import EngramOptions, open_engram
 from ds4v41.errors import Cancelled, CheckpointError, EngramError, MemoryPlanError, OptionError
 from ds4v41.model import NANO
 from ds4v41.session import Session
+from ds4v41.synth_gguf import write_gguf
 from ds4v41.weights import build, default_activations
 
 CHECKPOINT = open_checkpoint(NANO)
@@ -119,6 +121,32 @@ def test_a_step_waits_for_one_read_not_for_all() -> None:
         assert stats is not None
         assert stats.read_seconds > 30 * 10 * delay  # the rest was behind the computation, or at the same time
         assert session.stats.engram_wait >= waits[-1]
+
+
+def test_the_ledger_has_waiting_and_hidden_reads() -> None:
+    with nano({"delay": 2e-3}, cache=0) as model, model.session(256) as session:
+        session.prefill(TOKENS[:10])
+        stats, waited = model.engram, wait_of(session)
+        assert stats is not None
+        session.start_ledger()
+        for token in TOKENS[10:15]:
+            session.step([token])
+        ledger = session.ledger()
+        after = model.engram
+        assert after is not None
+        waited = wait_of(session) - waited
+    rows = {(row.op, row.layer): row for row in ledger.rows}
+    layers = CHECKPOINT.config.engram_layer_ids
+    assert [rows["engram_wait", i].dispatches for i in layers] == [rows["engram_io", i].dispatches for i in layers]
+    assert {op for op, layer in rows if layer in layers} > {"engram_wait", "engram_io"}
+    assert sum(rows["engram_wait", i].seconds for i in layers) == pytest.approx(waited)
+    assert sum(rows["engram_io", i].bytes for i in layers) == after.bytes_read - stats.bytes_read > 0
+    assert rows["engram_io", layers[1]].seconds > 5 * 1e-3  # behind the layers before it
+    assert sum(r.seconds for r in ledger.rows if r.op.startswith("engram_") and r.layer in layers) > 5 * 2 * 2e-3
+    assert ledger.covered <= 1 and "beside" in str(ledger)
+    assert ledger.bytes == sum(r.bytes for r in ledger.rows if r.op != "engram_io")
+    without = replace(ledger, missing=("engram_wait in layer 1: 5 dispatches expected, 4 seen",))
+    assert not without.complete
 
 
 def test_a_prefill_reads_the_next_chunk_while_it_computes() -> None:
@@ -234,6 +262,33 @@ def test_tables_elsewhere(plain: np.ndarray, tmp_path: Path, as_file: bool) -> N
         assert_array_equal(session.prefill(TOKENS[:30], logits="all"), plain[:30])
         assert model.engram is not None
         assert 60_000 < model.engram.cache_bytes <= 65_536
+
+
+def test_tables_in_a_gguf_elsewhere(tmp_path: Path) -> None:
+    """The rows come from the other file: those of the checkpoint itself are overwritten."""
+    main = write_gguf(tmp_path / "main.gguf", "tiny", engram_rows=2000).path
+    tokens = list(range(20, 60))
+    with ds4v41.Model.open(main) as model, model.session(128) as session:
+        whole = session.prefill(tokens, logits="all")
+    elsewhere = tmp_path / "elsewhere.gguf"
+    shutil.copy(main, elsewhere)
+    with open(main, "r+b") as file:
+        for tensor in open_checkpoint(main, parts=("main", "engram")).tensors.values():
+            if ".engram.embed." in tensor.name:
+                file.seek(tensor.offset)
+                file.write(b"\xff" * tensor.nbytes)
+    with (
+        ds4v41.Model.open(main) as model,
+        model.session(128) as session,
+        pytest.raises(EngramError, match=r"main\.gguf, offset \d+, row \d+: a code is not a number"),
+    ):
+        session.prefill(tokens)
+    for mode in ("disk", "ram"):
+        with ds4v41.Model.open(main, engram_path=elsewhere, engram=mode) as model, model.session(128) as session:
+            assert_array_equal(session.prefill(tokens, logits="all"), whole)
+    other = write_gguf(tmp_path / "other.gguf", "tiny", engram_rows=4000).path
+    with pytest.raises(CheckpointError, match=r"other\.gguf"):
+        ds4v41.Model.open(main, engram_path=other)
 
 
 def test_tables_elsewhere_that_do_not_fit(tmp_path: Path) -> None:

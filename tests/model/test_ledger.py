@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ds4v41.bench.ab import parse_side
 from ds4v41.bench.model import fill
 from ds4v41.cli import main
 from ds4v41.errors import OptionError, StateError
+from ds4v41.ledger import Ledger
 from ds4v41.synth_gguf import write_gguf
 
 TOKENS = list(range(20, 60))
@@ -26,7 +28,8 @@ def slice_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_same_bits_with_the_ledger() -> None:
-    with ds4v41.Model.open() as model, model.session(128) as plain, model.session(128, chunk=128) as counted:
+    sizes = {"context": 128, "chunk": 64}
+    with ds4v41.Model.open() as model, model.session(**sizes) as plain, model.session(**sizes) as counted:
         counted.start_ledger()
         np.testing.assert_array_equal(plain.prefill(TOKENS, logits="all"), counted.prefill(TOKENS, logits="all"))
         np.testing.assert_array_equal(plain.step([7, 8]), counted.step([7, 8]))
@@ -67,6 +70,33 @@ def test_an_incomplete_ledger_shows_no_timings() -> None:
     assert "ms/run" in str(whole) and "ms/run" not in str(broken) and "<table>" not in broken._repr_html_()
 
 
+def _one_step() -> Ledger:
+    with ds4v41.Model.open() as model, model.session(64) as session:
+        session.start_ledger()
+        session.step([1])
+        return session.ledger()
+
+
+def test_a_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = _one_step()
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(StateError, match=r"pip install 'ds4v41\[plot\]'"):
+        ledger.plot()
+    with pytest.raises(StateError, match="moe in layer 3"):
+        replace(ledger, missing=("moe in layer 3: 1 dispatches expected, 0 seen",)).plot()
+
+
+def test_a_plot_has_a_bar_for_every_operation() -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    ledger = _one_step()
+    ax = ledger.plot(figures.Figure().subplots())
+    bars = dict(zip([label.get_text() for label in ax.get_yticklabels()], ax.patches, strict=True))
+    rows = {row.op: row for row in ledger.by_op()}
+    assert {name.removesuffix(" (beside)") for name in bars} == set(rows) and "engram_io (beside)" in bars
+    assert bars["moe"].get_width() == pytest.approx(1e3 * rows["moe"].seconds / ledger.runs)
+    assert "milliseconds" in ax.get_xlabel()
+
+
 def test_filled_sessions_run_and_are_refused_when_in_use(slice_path: Path) -> None:
     with ds4v41.Model.open(slice_path) as model, model.session(400) as session:
         fill(session, 300)
@@ -90,6 +120,10 @@ def test_ab_compares_outputs(slice_path: Path) -> None:
     assert same["outputs_equal"] and same["ratio_low"] <= same["ratio"] <= same["ratio_high"]
     with pytest.raises(StateError, match="not the same bytes"):
         bench.compare(slice_path, {"activations": "bf16"}, {"activations": "fp32"}, pairs=2)
+    wide = bench.compare(slice_path, {"rows": 1, "context": 40}, {"rows": 4, "context": 40}, pairs=2)
+    assert wide["outputs_equal"] and wide["rows_compared"] == 1
+    with pytest.raises(StateError, match="not the same bytes"):
+        bench.compare(slice_path, {"rows": 1}, {"rows": 2, "activations": "fp32"}, pairs=2)
     assert parse_side(["threads=1", "backend=cpu"]) == {"threads": 1, "backend": "cpu"}
     for bad in ("threads", "threads=x", "colour=red"):
         with pytest.raises(OptionError):

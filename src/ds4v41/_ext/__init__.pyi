@@ -45,7 +45,7 @@ class Engram:
     Tables, hot rows and reading threads; shared by the sessions of a model.
     """
 
-    def __init__(self, tables: Sequence[tuple[int, int, str, int, int, str, int, int]], ram: bool = False, direct: bool = False, threads: int = 32, cache_bytes: int = 0, faults: dict | None = None) -> None:
+    def __init__(self, tables: Sequence[tuple[int, int, str, int, int, str, int, int]], ram: bool = False, direct: bool = False, threads: int = 64, cache_bytes: int = 0, faults: dict | None = None) -> None:
         """
         tables: (rows, codes a row, path, offset, row bytes, scale path, scale offset, scale row bytes). faults: what reads do wrong on purpose, for tests (csrc/engram/faults.h).
         """
