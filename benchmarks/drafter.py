@@ -113,11 +113,11 @@ def costs(model: ds4v41.Model, drafter: ds4v41.Drafter, prompt: list[int], clock
         samples.setdefault(name, []).append(1e3 * (clock() - before))
 
     proposer = session.proposer(
-        ds4v41.sampling.Sampler(ds4v41.SamplingParams(temperature=0.0), model.config.vocab_size), None
+        ds4v41.sampling.Sampler(ds4v41.SamplingParams(temperature=0.0), model.config.vocab_size), None, None
     )
     for _ in range(25):
         timed("serial", lambda: session.feed(300))
-        timed("draft", lambda: proposer.propose(300, 5, lambda _: True))
+        timed("draft", lambda: proposer.propose(300, 5, []))
         for rows in range(2, 7):
             timed(f"verify{rows}", lambda rows=rows: session.verify([300 + i for i in range(rows)]))
             session._hold = session.position - 1

@@ -12,7 +12,9 @@ namespace ds4 {
 int Session::truncate(int64_t position, Poll* poll) {
   const bool within = position > 0 && position <= state_.position();
   const int32_t last = within ? state_.tokens()[static_cast<size_t>(position - 1)] : 0;
+  faults_.at(FaultPoint::rollback_before);
   const int again = state_.truncate(position);
+  faults_.at(FaultPoint::rollback_after);
   if (drafter_) drafter_->follow();
   if (final_position_ != position) final_position_ = -1;
   // An open pair's first row is gone: run its token again (same bits, by E1).
@@ -73,7 +75,7 @@ int64_t Session::replay(const std::vector<int32_t>& tokens, Poll* poll) {
 
 std::shared_ptr<Mark> Session::mark(Poll* poll) {
   complete(poll);
-  beside([](Drafter& d) { d.settle(nullptr); });
+  beside([](Drafter& d) { d.settle(nullptr, kDraftSlack); });
   return state_.mark();
 }
 
@@ -86,12 +88,12 @@ Session::Session(const Session& parent, int)
       final_(parent.final_),
       final_position_(parent.final_position_) {
   if (parent.drafter_ == nullptr) return;
-  drafter_ = std::make_unique<Drafter>(parent.drafter_->shared_model(), state_, chunk_);
+  drafter_ = std::make_unique<Drafter>(parent.drafter_->shared_model(), state_, faults_);
   state_.raise_extra_low(parent.state_.extra_low());  // its rows are there already
 }
 
 std::unique_ptr<Session> Session::fork() {
-  beside([](Drafter& d) { d.settle(nullptr); });
+  beside([](Drafter& d) { d.settle(nullptr, kDraftSlack); });
   return std::unique_ptr<Session>(new Session(*this, 0));
 }
 

@@ -12,39 +12,17 @@ double since(Clock::time_point start) { return std::chrono::duration<double>(Clo
 
 int64_t expert_bytes(const ExpertWeights& w) { return w.w1.bytes() + w.w2.bytes() + w.w3.bytes(); }
 
-// How often an operation runs in one run of the model, in layer l.
-int64_t expected(const Shape& s, Op op, int l) {
-  const bool source = s.kv_source[l] >= 0 && s.source_layer[s.kv_source[l]] == l;
-  switch (op) {
-    case Op::hc_read:
-    case Op::hc_write: return 2;
-    case Op::engram: return s.engram_index[l] >= 0 ? 1 : 0;
-    case Op::compress: return source ? 1 : 0;
-    case Op::index_query:
-    case Op::select: return s.index_source[l] == l ? 1 : 0;
-    case Op::attn_in:
-    case Op::attn_query:
-    case Op::attend:
-    case Op::attn_out:
-    case Op::route:
-    case Op::moe: return 1;
-    case Op::embed:
-    case Op::head:
-    case Op::count: return 0;
-  }
-  return 0;
-}
-
 }  // namespace
 
 const char* op_name(Op op) {
   static const char* const kNames[] = {"embed",       "hc_read", "hc_write", "engram",   "attn_in", "attn_query", "compress",
-                                       "index_query", "select",  "attend",   "attn_out", "route",   "moe",        "head"};
+                                       "index_query", "select",  "attend",   "attn_out", "route",   "moe",        "head",
+                                       "draft_main",  "draft_window", "draft_attend", "collapse", "markov"};
   return kNames[static_cast<size_t>(op)];
 }
 
-Ledger::Ledger(std::unique_ptr<Backend> inner, const Model& model)
-    : inner_(std::move(inner)), model_(model), table_(static_cast<size_t>(model.shape.n_layers) + 1) {
+Ledger::Ledger(std::unique_ptr<Backend> inner, const Shape& shape, const std::vector<LayerWeights>& layers, bool drafter)
+    : inner_(std::move(inner)), shape_(shape), layers_(layers), drafter_(drafter), table_(layers.size() + 1) {
   clear();
 }
 
@@ -74,9 +52,8 @@ void Ledger::timed(Op op, int layer, int64_t bytes, F f) {
 
 // Weights of a layer lie inside its LayerWeights; operations without weights belong to the layer of the one before.
 int Ledger::layer_of(const void* weights) {
-  const auto& layers = model_.weights.layers;
   const auto* p = static_cast<const char*>(weights);
-  const auto* first = reinterpret_cast<const char*>(layers.data());
+  const auto* first = reinterpret_cast<const char*>(layers_.data());
   layer_ = static_cast<int>((p - first) / static_cast<ptrdiff_t>(sizeof(LayerWeights)));
   return layer_;
 }
@@ -123,7 +100,7 @@ void Ledger::index_query(const IndexQueryArgs& a) {
 
 void Ledger::select(const SelectArgs& a) {
   // Index rows of the entries that may be scored, for each row of the call.
-  const Shape& s = model_.shape;
+  const Shape& s = shape_;
   int64_t entries = 0;
   for (int i = 0; i < a.n; ++i) {
     const int64_t visible = (a.position + i + 1) / a.ratio;
@@ -135,7 +112,7 @@ void Ledger::select(const SelectArgs& a) {
 }
 
 void Ledger::attend(const AttendArgs& a) {
-  const Shape& s = model_.shape;
+  const Shape& s = shape_;
   int64_t bytes = 0;
   for (int i = 0; i < a.n; ++i) {
     const int64_t rows = a.position + i + 1 < s.window ? a.position + i + 1 : s.window;
@@ -159,7 +136,7 @@ void Ledger::moe(const MoeArgs& a) {
   const int l = layer_of(a.w);
   std::vector<bool> used(a.w->experts.size(), false);
   int64_t bytes = expert_bytes(a.w->shared);
-  for (int64_t p = 0; p < static_cast<int64_t>(a.n) * model_.shape.top_k; ++p) {
+  for (int64_t p = 0; p < static_cast<int64_t>(a.n) * shape_.top_k; ++p) {
     const auto e = static_cast<size_t>(a.experts[p]);
     if (used[e]) continue;
     used[e] = true;
@@ -172,6 +149,51 @@ void Ledger::moe(const MoeArgs& a) {
 void Ledger::head(const HeadArgs& a) {
   layer_ = -1;
   timed(Op::head, -1, a.head->bytes(), [&] { inner_->head(a); });
+}
+
+void Ledger::draft_main(const DraftMainArgs& a) {
+  timed(Op::draft_main, -1, a.w->bytes(), [&] { inner_->draft_main(a); });
+}
+
+void Ledger::draft_window(const DraftWindowArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::draft_window, l, a.w->wkv.bytes(), [&] { inner_->draft_window(a); });
+}
+
+void Ledger::draft_attend(const DraftAttendArgs& a) {
+  const int64_t rows = a.position - a.first + a.n;
+  timed(Op::draft_attend, layer_, rows * shape_.window_row_bytes(), [&] { inner_->draft_attend(a); });
+}
+
+void Ledger::collapse(const CollapseArgs& a) {
+  timed(Op::collapse, -1, 0, [&] { inner_->collapse(a); });
+}
+
+void Ledger::markov(const MarkovArgs& a) {
+  const int64_t sure = a.confidence_out != nullptr ? a.confidence->bytes() : 0;
+  timed(Op::markov, -1, a.head->bytes() + a.embed->row_bytes + sure, [&] { inner_->markov(a); });
+}
+
+// How often an operation runs in layer l of one run, or in stage l of one draft.
+int64_t Ledger::expected(Op op, int l) const {
+  const Shape& s = shape_;
+  const bool source = !drafter_ && s.kv_source[l] >= 0 && s.source_layer[s.kv_source[l]] == l;
+  switch (op) {
+    case Op::hc_read:
+    case Op::hc_write: return 2;
+    case Op::engram: return !drafter_ && s.engram_index[l] >= 0 ? 1 : 0;
+    case Op::compress: return source ? 1 : 0;
+    case Op::index_query:
+    case Op::select: return !drafter_ && s.index_source[l] == l ? 1 : 0;
+    case Op::attend: return drafter_ ? 0 : 1;
+    case Op::draft_attend: return drafter_ ? 1 : 0;
+    case Op::attn_in:
+    case Op::attn_query:
+    case Op::attn_out:
+    case Op::route:
+    case Op::moe: return 1;
+    default: return 0;
+  }
 }
 
 std::vector<LedgerRow> Ledger::rows() const {
@@ -191,9 +213,17 @@ std::vector<std::string> Ledger::missing() const {
   };
   check(table_[0][static_cast<size_t>(Op::embed)], runs_);
   check(table_[0][static_cast<size_t>(Op::head)], head_runs_);
-  for (int l = 0; l < model_.shape.n_layers; ++l)
-    for (size_t o = 0; o < static_cast<size_t>(Op::count); ++o)
-      check(table_[static_cast<size_t>(l) + 1][o], runs_ * expected(model_.shape, static_cast<Op>(o), l));
+  check(table_[0][static_cast<size_t>(Op::collapse)], drafter_ ? runs_ : 0);
+  // Rows are put into the windows as often as there are any, into every stage's, after their common part.
+  const int64_t mains = table_[0][static_cast<size_t>(Op::draft_main)].dispatches;
+  for (size_t l = 1; l < table_.size(); ++l) {
+    for (size_t o = 0; o < static_cast<size_t>(Op::count); ++o) {
+      if (static_cast<Op>(o) == Op::draft_window)
+        check(table_[l][o], mains);
+      else
+        check(table_[l][o], runs_ * expected(static_cast<Op>(o), static_cast<int>(l) - 1));
+    }
+  }
   return out;
 }
 

@@ -7,12 +7,15 @@
 #include <string>
 #include <vector>
 
-#include "engine/model.h"
+#include "engine/backend.h"
+#include "engine/shape.h"
+#include "engine/weights.h"
 
 namespace ds4 {
 
 enum class Op : uint8_t {
   embed, hc_read, hc_write, engram, attn_in, attn_query, compress, index_query, select, attend, attn_out, route, moe, head,
+  draft_main, draft_window, draft_attend, collapse, markov,  // the drafter's own
   count
 };
 const char* op_name(Op op);
@@ -27,7 +30,8 @@ struct LedgerRow {
 
 class Ledger final : public Backend {
  public:
-  Ledger(std::unique_ptr<Backend> inner, const Model& model);
+  // `layers` are what the model, or (drafter) the drafter's stages, run; they and `shape` outlive this.
+  Ledger(std::unique_ptr<Backend> inner, const Shape& shape, const std::vector<LayerWeights>& layers, bool drafter = false);
 
   void* alloc(size_t bytes) override { return inner_->alloc(bytes); }
   void free(void* p, size_t bytes) override { inner_->free(p, bytes); }
@@ -48,16 +52,18 @@ class Ledger final : public Backend {
   void route(const RouteArgs&) override;
   void moe(const MoeArgs&) override;
   void head(const HeadArgs&) override;
-  // The drafter has a back end of its own; what passes here all the same is not counted.
+  // (Runs of the target call it, so it belongs to no draft; it reads activations only.)
   void stream_mean(const StreamMeanArgs& a) override { inner_->stream_mean(a); }
-  void draft_main(const DraftMainArgs& a) override { inner_->draft_main(a); }
-  void draft_window(const DraftWindowArgs& a) override { inner_->draft_window(a); }
-  void draft_attend(const DraftAttendArgs& a) override { inner_->draft_attend(a); }
-  void collapse(const CollapseArgs& a) override { inner_->collapse(a); }
-  void markov(const MarkovArgs& a) override { inner_->markov(a); }
+  void draft_main(const DraftMainArgs&) override;
+  void draft_window(const DraftWindowArgs&) override;
+  void draft_attend(const DraftAttendArgs&) override;
+  void collapse(const CollapseArgs&) override;
+  void markov(const MarkovArgs&) override;
 
-  // A complete run of n tokens that took `seconds` in all.
+  // A complete run of n tokens, or a draft block of n rows, that took `seconds` in all.
   void add_run(int64_t n, bool with_head, double seconds);
+  // Time beside the runs: the rows of a draft.
+  void add_seconds(double seconds) { seconds_ += seconds; }
   void clear();
 
   std::vector<LedgerRow> rows() const;
@@ -74,8 +80,12 @@ class Ledger final : public Backend {
   int layer_of(const void* weights);
   LedgerRow& row(Op op, int layer) { return table_[static_cast<size_t>(layer + 1)][static_cast<size_t>(op)]; }
 
+  int64_t expected(Op op, int layer) const;
+
   std::unique_ptr<Backend> inner_;
-  const Model& model_;
+  const Shape& shape_;
+  const std::vector<LayerWeights>& layers_;
+  const bool drafter_;
   std::vector<std::array<LedgerRow, static_cast<size_t>(Op::count)>> table_;  // [1 + layers]
   int layer_ = -1;  // of the operation before
   int64_t runs_ = 0, head_runs_ = 0, tokens_ = 0, experts_touched_ = 0;

@@ -19,7 +19,7 @@ Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t re
       feed_(*model_, *backend_) {
   if (!drafter) return;
   if (drafter->target != model_) throw OptionError("[session] this drafter was opened for another model");
-  drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, chunk);
+  drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, faults_);
 }
 
 Session::~Session() { backend_->free(scratch_base_, scratch_bytes_); }
@@ -93,14 +93,19 @@ void Session::run_rows(const int32_t* tokens, int64_t n, Logits logits, float* o
   final_position_ = -1;
   const auto start_time = std::chrono::steady_clock::now();
   try {
+    faults_.at(FaultPoint::run_start);
     start(tokens, n);
     for (int l = 0; l < model_->shape.n_layers; ++l) {
       if (poll != nullptr) poll->progress(l, model_->shape.n_layers);
       layer(l, static_cast<int>(n), poll, trace);
+      faults_.at(FaultPoint::run_layer);
     }
     check_finite(n);
     if (n_logits > 0) head(n, n_logits, out, trace);
+    faults_.at(FaultPoint::run_head);
     keep_final(n);
+    faults_.at(FaultPoint::run_commit);
+    state_.commit(tokens, n);
   } catch (...) {
     feed_.abandon();
     guard.restore();
@@ -111,8 +116,7 @@ void Session::run_rows(const int32_t* tokens, int64_t n, Logits logits, float* o
   if (ledger_ != nullptr)
     ledger_->add_run(n, n_logits > 0,
                      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time).count());
-  state_.commit(tokens, n);
-  if (drafter_ && !replaying_) drafter_->commit(n);
+  beside([&](Drafter& d) { d.commit(); });
 }
 
 void Session::check_finite(int64_t n) const {
@@ -134,8 +138,9 @@ void Session::expect(const int32_t* tokens, int64_t n) {
 }
 
 void Session::start_ledger() {
+  if (drafter_) drafter_->start_ledger();
   if (ledger_ != nullptr) return ledger_->clear();
-  auto ledger = std::make_unique<Ledger>(std::move(backend_), *model_);
+  auto ledger = std::make_unique<Ledger>(std::move(backend_), model_->shape, model_->weights.layers);
   ledger_ = ledger.get();
   backend_ = std::move(ledger);
 }
