@@ -216,7 +216,7 @@ def measure(
     cycles: list[Any] = []
     n_tokens = 0
     for prompt in prompts:
-        seconds: dict[Any, float] = {"off": 0.0, "auto": 0.0, 5: 0.0}
+        seconds: dict[Any, list[float]] = {"off": [], "auto": [], 5: []}
         want: list[int] = []
         for _ in range(args.rounds):
             for mode in ("off", "auto", 5):
@@ -225,7 +225,7 @@ def measure(
                 want = want or tokens
                 n_tokens += len(tokens) if mode == "off" else 0
                 assert tokens == want, "drafting changed the text"
-                seconds[mode] += took
+                seconds[mode].append(took)
                 if mode == 5:
                     forced.append(session.stats.drafter)
                 elif mode == "auto":
@@ -235,8 +235,9 @@ def measure(
                     ms, plain = predicted_ms(stats, *cost)
                     by_costs.append(plain / ms)
                     cycles.append(stats)
-        ratios.append(seconds["off"] / seconds["auto"])
-        forced_ratios.append(seconds["off"] / seconds[5])
+        middle = {mode: statistics.median(values) for mode, values in seconds.items()}
+        ratios.append(middle["off"] / middle["auto"])
+        forced_ratios.append(middle["off"] / middle[5])
     at = [sum(s.accepted_at[i] for s in forced) / max(1, sum(s.verified_at[i] for s in forced)) for i in range(5)]
     return {
         "prompts": len(prompts),

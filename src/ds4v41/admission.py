@@ -39,6 +39,8 @@ class AdmissionConfig:
     loss_share: float = 0.015
     """Share of the time that losing windows may take: a costly window waits longer than `back_off` says."""
     longest_wait: int = 256
+    lucky_serial: int = 3
+    """The same where drafting won in the calls before: costs are known, and text is often like the text before."""
     hopeless_wait: int = 1024
     """Serial tokens before an attempt where not even certain drafts could pay: costs may change."""
     calibration: float = 4.0
@@ -97,15 +99,27 @@ class DrafterStats:
 
 
 class KnownCosts:
-    """What drafts and verify steps cost on this machine, in serial steps; kept from call to call.
+    """What drafts and verify steps cost on this machine, in serial steps, and whether the last calls won.
 
-    Only costs are kept: what text drafts hold in is another matter, which every call finds out for itself.
+    Kept from call to call. Each call still finds out for itself how well drafts hold in its text.
     """
 
     def __init__(self, samples: int = 9) -> None:
         self._draft: deque[float] = deque(maxlen=samples)
         self._verify: dict[int, deque[float]] = {}
         self._samples = samples
+        self._calls: deque[list[float]] = deque(maxlen=5)
+
+    def begin_call(self) -> list[float]:
+        """Where a call that has begun to draft keeps what it lost so far, in serial steps (one number)."""
+        lost = [0.0]
+        self._calls.append(lost)
+        return lost
+
+    @property
+    def lucky(self) -> bool:
+        """Did drafting win in most of the last calls, two at least?"""
+        return len(self._calls) >= 2 and median([lost[0] for lost in list(self._calls)]) < 0
 
     def add(self, draft: float, verify: float, rows: int) -> None:
         """One cycle."""
@@ -157,6 +171,7 @@ class Admission:
         self._invalid = False
         self._expected = self._held = 0.0  # drafts that were expected to be accepted, and that were
         self._hoped = 0.0  # expected of the cycle at hand
+        self._lost: list[float] | None = None
 
     # ---- questions -----------------------------------------------------------------------------------------------
 
@@ -169,9 +184,13 @@ class Admission:
         """Shall a draft be made now?"""
         if self._invalid or self._skip > 0 or (in_reasoning and not self.config.reasoning):
             return False
-        return self._attempted or self._n_serial >= (
-            self.config.hopeless_wait if self._known.hopeless(self._block) else self.config.min_serial
-        )
+        return self._attempted or self._n_serial >= self._entry()
+
+    def _entry(self) -> int:
+        """Serial tokens before the first attempt."""
+        if self._known.hopeless(self._block):
+            return self.config.hopeless_wait
+        return self.config.lucky_serial if self._known.lucky else self.config.min_serial
 
     def choose(self, signals: Sequence[float]) -> int:
         """How many drafts to verify, 0 to decline. `signals`: chance of each draft given that those before it hold.
@@ -292,6 +311,9 @@ class Admission:
             return
         net = ms - rows * serial
         self.stats.net_ms += net
+        if self._lost is None:
+            self._lost = self._known.begin_call()
+        self._lost[0] = self.stats.net_ms / serial if serial > 0 else 0.0
         self.stats.losing_cycles += verified and net >= 0
         self._net += net
         self._calls += 1

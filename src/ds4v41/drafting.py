@@ -239,7 +239,8 @@ def make_steps(
     if drafting == "off" or session.drafter is None or session.drafter_fault is not None:
         return SerialSteps(session)
     answers = drafting == "answers"
-    known = session.drafter.costs
+    # (Forced drafts say nothing about whether drafting pays.)
+    known = session.drafter.costs if isinstance(drafting, str) else None
     admission = Admission(AdmissionConfig(reasoning=not answers), session.block_size, known)
     session.stats.drafter = admission.stats
     think = _think_ids(session) if answers else None
