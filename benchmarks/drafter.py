@@ -4,7 +4,7 @@
 
 Four sets of prompts: library code that the model was not trained on (sortedcontainers, if it is installed), requests
 made of that code's docstrings, requests of the kind the model was trained on, and random tokens. Every prompt is
-generated serially and drafted in turns (A B A B), and the texts are compared. Answers to requests end with the turn,
+generated serially and drafted, a token each in turns, and the texts are compared. Answers to requests end with the turn,
 the other texts after --tokens. With --clock cpu (default) one thread runs and its CPU time counts, so that other work
 on the machine does not.
 """
@@ -100,6 +100,29 @@ def generate(
     before = clock()
     tokens += [draw.token for draw, _ in stream]
     return tokens, clock() - before
+
+
+def in_turns(
+    sessions: dict[Any, ds4v41.Session], prompt: list[int], clock: Callable[[], float], options: dict[str, Any]
+) -> tuple[dict[Any, list[int]], dict[Any, float]]:
+    """The same text by every session, a token each in turns, so that what else runs on the machine meets all alike.
+    Tokens and seconds of decoding, by drafting mode."""
+    streams, tokens, seconds = {}, {}, {}
+    for mode, session in sessions.items():
+        settings = GenerationOptions.from_options(options | {"drafting": mode}, session.model)
+        streams[mode] = iter(TokenStream(session, np.array(prompt, np.int32), settings))
+        tokens[mode], seconds[mode] = [next(streams[mode])[0].token], 0.0  # the prefill
+    dice = random.Random(0)
+    while streams:
+        for mode in dice.sample(list(streams), len(streams)):
+            before = clock()
+            drawn = next(streams[mode], None)
+            seconds[mode] += clock() - before
+            if drawn is None:
+                del streams[mode]
+            else:
+                tokens[mode].append(drawn[0].token)
+    return tokens, seconds
 
 
 def costs(
@@ -216,28 +239,22 @@ def measure(
     cycles: list[Any] = []
     n_tokens = 0
     for prompt in prompts:
-        seconds: dict[Any, list[float]] = {"off": [], "auto": [], 5: []}
-        want: list[int] = []
+        seconds: dict[Any, float] = {"off": 0.0, "auto": 0.0, 5: 0.0}
         for _ in range(args.rounds):
-            for mode in ("off", "auto", 5):
-                session = model.session(1024, drafter=None if mode == "off" else drafter)
-                tokens, took = generate(session, prompt, clock, drafting=mode, **options)
-                want = want or tokens
-                n_tokens += len(tokens) if mode == "off" else 0
-                assert tokens == want, "drafting changed the text"
-                seconds[mode].append(took)
-                if mode == 5:
-                    forced.append(session.stats.drafter)
-                elif mode == "auto":
-                    stats = session.stats.drafter
-                    serial = took * 1e3 - stats.net_ms
-                    predicted.append(serial / (took * 1e3))
-                    ms, plain = predicted_ms(stats, *cost)
-                    by_costs.append(plain / ms)
-                    cycles.append(stats)
-        middle = {mode: statistics.median(values) for mode, values in seconds.items()}
-        ratios.append(middle["off"] / middle["auto"])
-        forced_ratios.append(middle["off"] / middle[5])
+            sessions = {mode: model.session(1024, drafter=None if mode == "off" else drafter) for mode in seconds}
+            tokens, took = in_turns(sessions, prompt, clock, options)
+            assert tokens["auto"] == tokens["off"] == tokens[5], "drafting changed the text"
+            n_tokens += len(tokens["off"])
+            for mode, value in took.items():
+                seconds[mode] += value
+            forced.append(sessions[5].stats.drafter)
+            stats = sessions["auto"].stats.drafter
+            cycles.append(stats)
+            predicted.append(1 - stats.net_ms / (took["auto"] * 1e3))
+            ms, plain = predicted_ms(stats, *cost)
+            by_costs.append(plain / ms)
+        ratios.append(seconds["off"] / seconds["auto"])
+        forced_ratios.append(seconds["off"] / seconds[5])
     at = [sum(s.accepted_at[i] for s in forced) / max(1, sum(s.verified_at[i] for s in forced)) for i in range(5)]
     return {
         "prompts": len(prompts),

@@ -88,6 +88,30 @@ def test_the_next_turn_reuses_everything(options: dict[str, Any], as_dict: bool)
         assert_as_fresh(session, tokens)
 
 
+@pytest.mark.parametrize("gap", ["", "\n", "\n\n", " ", " \n \n\n", "\t\n\n\n"])
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_white_space_in_front_of_a_tool_call_is_replayed_as_it_was(gap: str, as_dict: bool) -> None:
+    """BL-007: whatever stands between text and tool block, the replayed turn has the ids that were generated."""
+    text = (
+        f'Let me look.{gap}<｜DSML｜ calls>\n<｜DSML｜ invoke name="run">\n<｜DSML｜ parameter name="command" '
+        'string="true">ls</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>'
+    )
+    model = nano()
+    forced = [*model.tokenizer.encode(text), model.config.eos_token_id]
+    asked = {"role": "user", "content": "List the files."}
+    with model.session(context=1024) as session:
+        first = ask(session, asked, thinking=False, tools=TOOLS, mask=lambda ids: [forced[len(ids)]])
+        held = session.tokens
+        assert [call.name for call in first.tool_calls] == ["run"]
+        assert str(first.content).strip() == "Let me look."
+        assert held[first.usage.prompt_tokens :] == forced[:-1]
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "a.py"}
+        replayed = first.to_dict() if as_dict else first
+        second = ask(session, asked, replayed, result, thinking=False, tools=TOOLS, max_tokens=4)
+        assert second.usage.reused_tokens == len(held)
+        assert session.tokens[: len(held) + 1] == [*held, forced[-1]]
+
+
 def test_the_next_turn_is_as_in_a_new_session() -> None:
     with nano().session(context=1024) as session, nano().session(context=1024, chunk=16) as other:
         first = ask(session, FIRST)

@@ -181,6 +181,29 @@ def test_the_context_end_is_the_same(tiny: tuple[Model, Drafter]) -> None:
         assert len(want) == context - 3
 
 
+@pytest.mark.parametrize("drafting", range(6))
+def test_short_prompts_and_tails(tiny: tuple[Model, Drafter], drafting: int) -> None:
+    """BL-013: prompts of 1 to 16 tokens, and 0 to 16 tokens behind what the session holds, at every block length."""
+    model, drafter = tiny
+    line = [(37 * i) % 500 + 4 for i in range(40)]
+    with model.session(CONTEXT) as plain, model.session(CONTEXT, drafter=drafter) as drafted:
+
+        def check(prompt: list[int]) -> None:
+            want = drawn(plain, prompt, temperature=0.0, max_tokens=7)
+            assert drawn(drafted, prompt, temperature=0.0, max_tokens=7, drafting=drafting) == want
+            assert drafted._ext.live_bytes() == plain._ext.live_bytes()
+
+        for n in range(1, 17):
+            for session in (plain, drafted):
+                session.rewind(0)
+            check(line[:n])
+        for n in range(17):
+            for session in (plain, drafted):
+                session.rewind(0)
+                session.prefill(line[:20], None)
+            check(line[: 20 + n])
+
+
 def test_a_small_chunk_limits_the_rows(tiny: tuple[Model, Drafter]) -> None:
     model, drafter = tiny
     for chunk in (1, 2, 3):
