@@ -55,8 +55,9 @@ def measure(session: ds4v41.Session, steps: int) -> dict[str, list[dict[str, Any
 
 def summary(parts: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Medians; costs in serial steps; over the floor."""
-    middle = {
-        name: {key: statistics.median(p[key] for p in values) for key in ("ms", "bytes")} for name, values in parts.items()
+    middle: dict[str, dict[str, Any]] = {
+        name: {key: statistics.median(p[key] for p in values) for key in ("ms", "bytes")}
+        for name, values in parts.items()
     }
     serial = middle["1 rows"]
     for name, values in middle.items():
@@ -84,15 +85,15 @@ def main() -> None:
     args = parser.parse_args()
     with ds4v41.Model.open(args.model, threads=args.threads) as model:
         drafter = ds4v41.Drafter.open(args.drafter, model)
-        with model.session(args.position + 64, drafter=drafter) as session:
+        with model.session(args.position + 256, drafter=drafter) as session:
             session._ext.fill_for_benchmark(args.position, 1)
-            session.prefill(list(range(100, 108)), None)
+            session.prefill(list(range(100, 100 + model.config.sliding_window)), None)
             measure(session, 1)  # pages come in
             result = summary(measure(session, args.steps))
     for name, values in result.items():
         print(
-            f"{name:8} {values['ms']:9.1f} ms  {values['bytes'] / 1e6:9.1f} MB  {values['serial steps']:.2f} serial steps, "
-            f"{values['serial bytes']:.2f} of its bytes, {values['over floor']:.2f} over the floor"
+            f"{name:8} {values['ms']:9.1f} ms  {values['bytes'] / 1e6:9.1f} MB  {values['serial steps']:.2f} serial "
+            f"steps, {values['serial bytes']:.2f} of its bytes, {values['over floor']:.2f} over the floor"
         )
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

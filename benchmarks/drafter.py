@@ -4,9 +4,9 @@
 
 Four sets of prompts: library code that the model was not trained on (sortedcontainers, if it is installed), requests
 made of that code's docstrings, requests of the kind the model was trained on, and random tokens. Every prompt is
-generated serially and drafted, a token each in turns, and the texts are compared. Answers to requests end with the turn,
-the other texts after --tokens. With --clock cpu (default) one thread runs and its CPU time counts, so that other work
-on the machine does not.
+generated serially and drafted, a token each in turns, and the texts are compared. Answers to requests end with the
+turn, the other texts after --tokens. With --clock cpu (default) one thread runs and its CPU time counts, so that other
+work on the machine does not.
 """
 
 from __future__ import annotations

@@ -151,6 +151,7 @@ void Session::fill_for_benchmark(int64_t position, uint64_t seed) {
     throw OptionError("[fill] expected an even position from 0 to " + std::to_string(state_.context()) + ", got " +
                       std::to_string(position));
   state_.fill_for_benchmark(position, seed);
+  if (drafter_) drafter_->restart();
 }
 
 void Session::start(const int32_t* tokens, int64_t n) {

@@ -172,6 +172,7 @@ class Admission:
         self._expected = self._held = 0.0  # drafts that were expected to be accepted, and that were
         self._hoped = 0.0  # expected of the cycle at hand
         self._lost: list[float] | None = None
+        self._entry = self._choose_entry()
 
     # ---- questions -----------------------------------------------------------------------------------------------
 
@@ -184,9 +185,9 @@ class Admission:
         """Shall a draft be made now?"""
         if self._invalid or self._skip > 0 or (in_reasoning and not self.config.reasoning):
             return False
-        return self._attempted or self._n_serial >= self._entry()
+        return self._attempted or self._n_serial >= self._entry
 
-    def _entry(self) -> int:
+    def _choose_entry(self) -> int:
         """Serial tokens before the first attempt."""
         if self._known.hopeless(self._block):
             return self.config.hopeless_wait
@@ -258,12 +259,14 @@ class Admission:
 
     def serial_step(self, ms: float) -> None:
         """One token by a plain step."""
-        if self._refuse(ms):
+        if not 0 <= ms <= 6e7 or self._invalid:
+            self._invalid = True
             return
         self._serial.append(ms)
         self._n_serial += 1
         self.stats.serial_tokens += 1
-        self._skip = max(0, self._skip - 1)
+        if self._skip > 0:
+            self._skip -= 1
 
     def entered(self, ms: float) -> None:
         """The drafter's windows were filled: a price that is paid once, and says nothing about the next cycles."""

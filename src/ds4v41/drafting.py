@@ -121,18 +121,20 @@ class DraftingSteps:
     def advance(self, token: int) -> Row:
         """Feed `token`: its row is there already when it was drafted, else by a verify or a plain step."""
         self._left -= 1
-        self._follow_reasoning(token)
+        if self._think is not None:
+            self._follow_reasoning(token)
         if self._rows and self._drafts[0] == token and self._session.n_ahead == len(self._rows):
             del self._drafts[0]
             self._hits += 1
             row = self._session.accept(self._rows.pop(0))
             self._session.stats.add_decode(1, 0.0)
             return row
-        self.close()
-        most = min(self._left - 1, self._session.room - 1, self._session.block_size)
-        if most < 1 or not self._wanted():
+        if self._cycle is not None:
+            self.close()
+        if not self._wanted():  # what a token costs where drafting does not pay: next to nothing
             return self._serial(token, None)
-        return self._cycle_from(token, most)
+        most = min(self._left - 1, self._session.room - 1, self._session.block_size)
+        return self._serial(token, None) if most < 1 else self._cycle_from(token, most)
 
     def close(self) -> None:
         """Judge the cycle at hand, and take back what was verified but not reached."""
@@ -147,9 +149,8 @@ class DraftingSteps:
             self._session.stats.add_decode(0, spent)
 
     def _wanted(self) -> bool:
-        if self._session.drafter_fault is not None or self._forced == 0:
-            return False
-        return self._forced is not None or self._admission.admit(self._in_reasoning)
+        wanted = self._admission.admit(self._in_reasoning) if self._forced is None else self._forced > 0
+        return wanted and self._session.drafter_fault is None
 
     def _cycle_from(self, token: int, most: int) -> Row:
         self._enter()
