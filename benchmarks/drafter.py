@@ -281,6 +281,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     parser.add_argument("--policies", action="store_true", help="replay several gates on recorded traces instead")
     parser.add_argument("--optimum", action="store_true", help="compare acceptance with the best possible instead")
+    parser.add_argument("--sets", nargs="*", help="only the sets whose names contain one of these")
     parser.add_argument("--json")
     args = parser.parse_args()
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
@@ -293,12 +294,15 @@ def main() -> None:
         result["costs_ms"] = {"serial": cost.serial_ms, "draft_1_to_5": draft_ms, "verify_2_to_6": cost.verify_ms}
         print(json.dumps(result["costs_ms"]))
         for name, prompts in sets.items():
+            if args.sets and not any(part in name for part in args.sets):
+                continue
             if args.optimum:
                 print(name, json.dumps(optimum(model, drafter, prompts, args.tokens)))
                 continue
             if args.policies:
                 policies(model, drafter, name, prompts, args, cost, clock)
                 continue
+            drafter = ds4v41.Drafter.open(None, model)  # which knows nothing of the calls before
             stop = model.config.eos_token_id if "chats" in name else None
             result[name] = measure(model, drafter, prompts, args, clock, (cost, draft_ms), stop)
             print(name, json.dumps(result[name]))
