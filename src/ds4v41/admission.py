@@ -41,6 +41,8 @@ class AdmissionConfig:
     longest_wait: int = 256
     lucky_serial: int = 3
     """The same where drafting won in the calls before: costs are known, and text is often like the text before."""
+    unlucky_serial: int = 64
+    """The same where drafting lost: short texts are left alone, long ones are tried."""
     hopeless_wait: int = 1024
     """Serial tokens before an attempt where not even certain drafts could pay: costs may change."""
     calibration: float = 4.0
@@ -111,15 +113,15 @@ class KnownCosts:
         self._calls: deque[list[float]] = deque(maxlen=5)
 
     def begin_call(self) -> list[float]:
-        """Where a call that has begun to draft keeps what it lost so far, in serial steps (one number)."""
+        """Where a call that has begun to draft keeps what its cycles lost so far, in serial steps (one number)."""
         lost = [0.0]
         self._calls.append(lost)
         return lost
 
     @property
-    def lucky(self) -> bool:
-        """Did drafting win in most of the last calls, two at least?"""
-        return len(self._calls) >= 2 and median([lost[0] for lost in list(self._calls)]) < 0
+    def luck(self) -> float:
+        """What the cycles of a middling one of the last calls won, in serial steps; 0 until there were two."""
+        return -median([lost[0] for lost in list(self._calls)]) if len(self._calls) >= 2 else 0.0
 
     def add(self, draft: float, verify: float, rows: int) -> None:
         """One cycle."""
@@ -191,7 +193,10 @@ class Admission:
         """Serial tokens before the first attempt."""
         if self._known.hopeless(self._block):
             return self.config.hopeless_wait
-        return self.config.lucky_serial if self._known.lucky else self.config.min_serial
+        luck = self._known.luck
+        if luck == 0.0:
+            return self.config.min_serial
+        return self.config.lucky_serial if luck > 0 else self.config.unlucky_serial
 
     def choose(self, signals: Sequence[float]) -> int:
         """How many drafts to verify, 0 to decline. `signals`: chance of each draft given that those before it hold.
@@ -316,7 +321,7 @@ class Admission:
         self.stats.net_ms += net
         if self._lost is None:
             self._lost = self._known.begin_call()
-        self._lost[0] = self.stats.net_ms / serial if serial > 0 else 0.0
+        self._lost[0] = (self.stats.net_ms - self.stats.entry_ms) / serial if serial > 0 else 0.0
         self.stats.losing_cycles += verified and net >= 0
         self._net += net
         self._calls += 1

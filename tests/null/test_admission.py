@@ -155,9 +155,10 @@ def test_known_costs_serve_the_next_call() -> None:
     assert Admission().choose([0.8] * 5) == 5  # which knows nothing yet
 
 
-def test_calls_after_winning_ones_begin_at_once() -> None:
+def test_calls_after_winning_ones_begin_at_once_and_after_losing_ones_late() -> None:
     known = KnownCosts()
-    for call, (committed, entry) in enumerate(((6, 16), (6, 16), (6, 3), (1, 3), (1, 3), (1, 3), (1, 16))):
+    won, lost = ((6, 16), (6, 16), (6, 3), (1, 3), (1, 3), (1, 3)), ((1, 64), (6, 64), (6, 64), (6, 64), (6, 3))
+    for call, (committed, entry) in enumerate(won + lost):
         admission = Admission(known=known)
         waited = 0
         while not admission.admit():
