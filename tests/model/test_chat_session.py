@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ds4v41 import ChatError, ContextError, Message, OptionError, Reply, Session, StateError
-from ds4v41.chat import ContentDelta, ReasoningDelta
+from ds4v41.chat import ContentDelta, ReasoningDelta, render
 
 from .support import assert_as_fresh, nano
 
@@ -92,13 +92,15 @@ def test_the_next_turn_reuses_everything(options: dict[str, Any], as_dict: bool)
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_white_space_in_front_of_a_tool_call_is_replayed_as_it_was(gap: str, as_dict: bool) -> None:
     """BL-007: whatever stands between text and tool block, the replayed turn has the ids that were generated."""
-    text = (
-        f'Let me look.{gap}<｜DSML｜ calls>\n<｜DSML｜ invoke name="run">\n<｜DSML｜ parameter name="command" '
-        'string="true">ls</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>'
-    )
     model = nano()
-    forced = [*model.tokenizer.encode(text), model.config.eos_token_id]
     asked = {"role": "user", "content": "List the files."}
+    called = {"id": "1", "type": "function", "function": {"name": "run", "arguments": '{"command":"ls"}'}}
+    shown = render([asked, {"role": "assistant", "content": "Let me look.", "tool_calls": [called]}], tools=TOOLS)
+    ids = [int(i) for i in shown.encode(model.tokenizer)]
+    answer = len(render([asked], tools=TOOLS, thinking=False).encode(model.tokenizer))
+    block = ids[ids.index(model.tokenizer.find_control("｜DSML｜"), answer) - 1 :]
+    assert block[-1] == model.config.eos_token_id and model.tokenizer.decode(block).startswith("<｜DSML｜ calls>")
+    forced = [*model.tokenizer.encode(f"Let me look.{gap}"), *block]
     with model.session(context=1024) as session:
         first = ask(session, asked, thinking=False, tools=TOOLS, mask=lambda ids: [forced[len(ids)]])
         held = session.tokens
