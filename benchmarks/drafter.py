@@ -4,8 +4,9 @@
 
 Four sets of prompts: library code that the model was not trained on (sortedcontainers, if it is installed), requests
 made of that code's docstrings, requests of the kind the model was trained on, and random tokens. Every prompt is
-generated serially and drafted in turns (A B A B), and the texts are compared. With --clock cpu (default) one thread
-runs and its CPU time counts, so that other work on the machine does not.
+generated serially and drafted, a token each in turns, and the texts are compared. Answers to requests end with the
+turn, the other texts after --tokens. With --clock cpu (default) one thread runs and its CPU time counts, so that other
+work on the machine does not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 
 import ds4v41
 from ds4v41 import drafting as drafting_module
-from ds4v41.admission import AdmissionConfig, Costs, TraceStep, replay
+from ds4v41.admission import AdmissionConfig, Costs, DrafterStats, TraceStep, replay
 from ds4v41.chat import render
 from ds4v41.generation import GenerationOptions, TokenStream
 
@@ -92,7 +93,7 @@ def prompt_sets(model: ds4v41.Model, n: int) -> dict[str, list[list[int]]]:
 def generate(
     session: ds4v41.Session, prompt: list[int], clock: Callable[[], float], **options: Any
 ) -> tuple[list[int], float]:
-    """Tokens and seconds of decoding, past the end of the turn, so that every text has the same length."""
+    """Tokens and seconds of decoding."""
     settings = GenerationOptions.from_options(options, session.model)
     stream = iter(TokenStream(session, np.array(prompt, np.int32), settings))
     tokens = [next(stream)[0].token]  # the prefill
@@ -101,7 +102,32 @@ def generate(
     return tokens, clock() - before
 
 
-def costs(model: ds4v41.Model, drafter: ds4v41.Drafter, prompt: list[int], clock: Callable[[], float]) -> Costs:
+def in_turns(
+    sessions: dict[Any, ds4v41.Session], prompt: list[int], clock: Callable[[], float], options: dict[str, Any]
+) -> tuple[dict[Any, list[int]], dict[Any, float]]:
+    """The same text by every session, a token each in turns, so that what else runs on the machine meets all alike.
+    Tokens and seconds of decoding, by drafting mode."""
+    streams, tokens, seconds = {}, {}, {}
+    for mode, session in sessions.items():
+        settings = GenerationOptions.from_options(options | {"drafting": mode}, session.model)
+        streams[mode] = iter(TokenStream(session, np.array(prompt, np.int32), settings))
+        tokens[mode], seconds[mode] = [next(streams[mode])[0].token], 0.0  # the prefill
+    dice = random.Random(0)
+    while streams:
+        for mode in dice.sample(list(streams), len(streams)):
+            before = clock()
+            drawn = next(streams[mode], None)
+            seconds[mode] += clock() - before
+            if drawn is None:
+                del streams[mode]
+            else:
+                tokens[mode].append(drawn[0].token)
+    return tokens, seconds
+
+
+def costs(
+    model: ds4v41.Model, drafter: ds4v41.Drafter, prompt: list[int], clock: Callable[[], float]
+) -> tuple[Costs, list[float]]:
     """Medians of a serial step, a draft and verify steps, in milliseconds, taken in turns."""
     session = model.session(1024, drafter=drafter)
     session.prefill(prompt)
@@ -113,17 +139,30 @@ def costs(model: ds4v41.Model, drafter: ds4v41.Drafter, prompt: list[int], clock
         samples.setdefault(name, []).append(1e3 * (clock() - before))
 
     proposer = session.proposer(
-        ds4v41.sampling.Sampler(ds4v41.SamplingParams(temperature=0.0), model.config.vocab_size), None
+        ds4v41.sampling.Sampler(ds4v41.SamplingParams(temperature=0.0), model.config.vocab_size), None, None
     )
     for _ in range(25):
         timed("serial", lambda: session.feed(300))
-        timed("draft", lambda: proposer.propose(300, 5, lambda _: True))
+        for drafts in range(1, 6):
+            timed(f"draft{drafts}", lambda drafts=drafts: proposer.propose(300, drafts, []))
         for rows in range(2, 7):
             timed(f"verify{rows}", lambda rows=rows: session.verify([300 + i for i in range(rows)]))
             session._hold = session.position - 1
             session.drop_ahead()
     middle = {name: statistics.median(values) for name, values in samples.items()}
-    return Costs(middle["serial"], middle["draft"], tuple(middle[f"verify{r}"] for r in range(2, 7)))
+    verify = tuple(middle[f"verify{r}"] for r in range(2, 7))
+    return Costs(middle["serial"], middle["draft5"], verify), [middle[f"draft{n}"] for n in range(1, 6)]
+
+
+def predicted_ms(stats: DrafterStats, cost: Costs, draft_ms: list[float]) -> tuple[float, float]:
+    """What a call should have taken by the costs of its parts, and what it should have taken serially."""
+    at = [*stats.verified_at, 0]
+    cycles = sum(
+        (at[i] - at[i + 1]) * (draft_ms[i] + cost.verify_ms[i]) for i in range(len(cost.verify_ms))
+    )  # fmt: skip
+    plain = stats.serial_tokens + stats.declines
+    ms = plain * cost.serial_ms + stats.declines * draft_ms[0] + cycles + stats.entry_ms
+    return ms, (plain + stats.committed) * cost.serial_ms
 
 
 def trace(
@@ -186,37 +225,50 @@ def interval(ratios: list[float]) -> tuple[float, float, float]:
 
 
 def measure(
-    model: ds4v41.Model, drafter: ds4v41.Drafter, prompts: list[list[int]], args: Any, clock: Callable[[], float]
+    model: ds4v41.Model,
+    drafter: ds4v41.Drafter,
+    prompts: list[list[int]],
+    args: Any,
+    clock: Callable[[], float],
+    cost: tuple[Costs, list[float]],
+    stop: int | None,
 ) -> dict[str, Any]:
-    options = {"temperature": args.temperature, "seed": 5, "max_tokens": args.tokens}
-    ratios, forced_ratios, predicted = [], [], []
+    options = {"temperature": args.temperature, "seed": 5, "max_tokens": args.tokens, "stop": stop}
+    ratios, forced_ratios, predicted, by_costs = [], [], [], []
     forced: list[Any] = []
+    cycles: list[Any] = []
+    n_tokens = 0
     for prompt in prompts:
         seconds: dict[Any, float] = {"off": 0.0, "auto": 0.0, 5: 0.0}
-        want: list[int] = []
         for _ in range(args.rounds):
-            for mode in ("off", "auto", 5):
-                session = model.session(1024, drafter=None if mode == "off" else drafter)
-                tokens, took = generate(session, prompt, clock, drafting=mode, **options)
-                want = want or tokens
-                assert tokens == want, "drafting changed the text"
-                seconds[mode] += took
-                if mode == 5:
-                    forced.append(session.stats.drafter)
-                elif mode == "auto":
-                    stats = session.stats.drafter
-                    serial = took * 1e3 - stats.net_ms
-                    predicted.append(serial / (took * 1e3))
+            sessions = {mode: model.session(1024, drafter=None if mode == "off" else drafter) for mode in seconds}
+            tokens, took = in_turns(sessions, prompt, clock, options)
+            assert tokens["auto"] == tokens["off"] == tokens[5], "drafting changed the text"
+            n_tokens += len(tokens["off"])
+            for mode, value in took.items():
+                seconds[mode] += value
+            forced.append(sessions[5].stats.drafter)
+            stats = sessions["auto"].stats.drafter
+            cycles.append(stats)
+            predicted.append(1 - stats.net_ms / (took["auto"] * 1e3))
+            ms, plain = predicted_ms(stats, *cost)
+            by_costs.append(plain / ms)
         ratios.append(seconds["off"] / seconds["auto"])
         forced_ratios.append(seconds["off"] / seconds[5])
     at = [sum(s.accepted_at[i] for s in forced) / max(1, sum(s.verified_at[i] for s in forced)) for i in range(5)]
     return {
         "prompts": len(prompts),
+        "tokens_of_a_text": n_tokens / args.rounds / len(prompts),
         "tokens_per_cycle_of_six_rows": sum(s.committed for s in forced) / sum(s.cycles for s in forced),
         "accepted_by_place": at,
         "speed_always": interval(forced_ratios),
         "speed_auto": interval(ratios),
-        "predicted_auto": math.exp(statistics.fmean(math.log(p) for p in predicted)),
+        "tokens_per_cycle_auto": sum(s.committed for s in cycles) / max(1, sum(s.cycles for s in cycles)),
+        "cycles_auto": sum(s.cycles for s in cycles) / args.rounds / len(prompts),
+        "declines_auto": sum(s.declines for s in cycles) / args.rounds / len(prompts),
+        "back_offs_auto": sum(s.back_offs for s in cycles) / args.rounds / len(prompts),
+        "by_its_own_ledger": math.exp(statistics.fmean(math.log(p) for p in predicted)),
+        "by_costs_and_acceptance": math.exp(statistics.fmean(math.log(p) for p in by_costs)),
     }
 
 
@@ -229,6 +281,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     parser.add_argument("--policies", action="store_true", help="replay several gates on recorded traces instead")
     parser.add_argument("--optimum", action="store_true", help="compare acceptance with the best possible instead")
+    parser.add_argument("--sets", nargs="*", help="only the sets whose names contain one of these")
     parser.add_argument("--json")
     args = parser.parse_args()
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
@@ -237,17 +290,21 @@ def main() -> None:
     with ds4v41.Model.open(threads=1 if args.clock == "cpu" else None) as model:
         drafter = ds4v41.Drafter.open(None, model)
         sets = prompt_sets(model, args.prompts)
-        cost = costs(model, drafter, sets["random tokens"][0], clock)
-        result["costs_ms"] = {"serial": cost.serial_ms, "draft": cost.draft_ms, "verify_2_to_6": cost.verify_ms}
+        cost, draft_ms = costs(model, drafter, sets["random tokens"][0], clock)
+        result["costs_ms"] = {"serial": cost.serial_ms, "draft_1_to_5": draft_ms, "verify_2_to_6": cost.verify_ms}
         print(json.dumps(result["costs_ms"]))
         for name, prompts in sets.items():
+            if args.sets and not any(part in name for part in args.sets):
+                continue
             if args.optimum:
                 print(name, json.dumps(optimum(model, drafter, prompts, args.tokens)))
                 continue
             if args.policies:
                 policies(model, drafter, name, prompts, args, cost, clock)
                 continue
-            result[name] = measure(model, drafter, prompts, args, clock)
+            drafter = ds4v41.Drafter.open(None, model)  # which knows nothing of the calls before
+            stop = model.config.eos_token_id if "chats" in name else None
+            result[name] = measure(model, drafter, prompts, args, clock, (cost, draft_ms), stop)
             print(name, json.dumps(result[name]))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

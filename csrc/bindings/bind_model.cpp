@@ -129,8 +129,8 @@ void bind_drafter_builder(nb::module_& m) {
       .def("keep", [](B& self, nb::object owner) { self.owners.push_back(std::move(owner)); })
       .def("build", [](B& self) { return new DrafterHandle{self.builder.build(), std::move(self.owners)}; });
   nb::class_<DrafterHandle>(m, "Drafter", "A drafter's weights, shared by the sessions of its target.")
-      .def("session_bytes", [](const DrafterHandle& h, int64_t chunk) { return Drafter::bytes(*h.drafter, chunk); }, nb::arg("chunk"),
-           "Bytes that a session takes for it, beside its rings.")
+      .def_prop_ro("session_bytes", [](const DrafterHandle& h) { return Drafter::bytes(*h.drafter); },
+                   "Bytes that a session takes for it, beside its rings.")
       .def_prop_ro("block", [](const DrafterHandle& h) { return h.drafter->sizes.block; })
       .def_prop_ro("n_stages", [](const DrafterHandle& h) { return h.drafter->n_stages(); });
 }

@@ -63,8 +63,7 @@ class PyTrace final : public Trace {
   nb::dict out_, streams_, mixes_, after_;
 };
 
-nb::object ledger_of(const Session& s) {
-  const Ledger* ledger = s.ledger();
+nb::object ledger_of(const Ledger* ledger) {
   if (ledger == nullptr) return nb::none();
   nb::list rows;
   for (const LedgerRow& r : ledger->rows())
@@ -76,7 +75,7 @@ nb::object ledger_of(const Session& s) {
   out["seconds"] = ledger->seconds();
   out["experts_touched"] = ledger->experts_touched();
   out["missing"] = ledger->missing();
-  return std::move(out);
+  return out;
 }
 
 template <class... A, class M>
@@ -150,26 +149,6 @@ void bind_session(nb::module_& m) {
              const SessionHandle::Turn turn(h);
              h.session().truncate(*mark);
            })
-      .def("draft_start", &SessionHandle::draft_start, nb::arg("anchor"), nb::arg("n_rows"),
-           "Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.")
-      .def("draft_row", &SessionHandle::draft_row, nb::arg("i"), nb::arg("previous"),
-           "Of the i-th draft after `previous`: logits [vocab], the confidence head's logit, the largest probability.")
-      .def_prop_ro("drafter_fault", with([](Session& s) { return s.drafter_fault(); }),
-                   "Why the session dropped its drafter itself; empty while it works.")
-      .def("drop_drafter", with([](Session& s) { s.drop_drafter(); }))
-      .def("draft_settle", with([](Session& s) {
-             if (s.drafter() != nullptr) s.drafter()->settle(nullptr);
-           }))
-      .def_prop_ro("draft_context", with([](Session& s) { return s.drafter() != nullptr ? s.drafter()->n_context() : 0; }),
-                   "Rows of the target that a draft would see now.")
-      .def("draft_captured", [](SessionHandle& h) {
-             const SessionHandle::Turn turn(h);
-             const Drafter& d = h.drafter();
-             const auto rows = d.captured();
-             auto out = make_array<float>({rows.size() / d.model().main_dim(), static_cast<size_t>(d.model().main_dim())});
-             std::copy(rows.begin(), rows.end(), out.data());
-             return out;
-           })
       .def("cancel", &SessionHandle::cancel, "From any thread: stops the run in progress (and the next one).")
       .def("clear_cancel", &SessionHandle::clear_cancel)
       .def("close", &SessionHandle::close)
@@ -188,8 +167,10 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("reserved_bytes", with([](Session& s) { return s.state().reserved_bytes(); }))
       .def_prop_ro("scratch_bytes", with([](Session& s) { return s.scratch_bytes(); }))
       .def("start_ledger", with([](Session& s) { s.start_ledger(); }), "Counts and times every operation from now on.")
-      .def("ledger", with([](Session& s) { return ledger_of(s); }),
+      .def("ledger", with([](Session& s) { return ledger_of(s.ledger()); }),
            "What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds), runs, tokens, seconds, missing; or None.")
+      .def("draft_ledger", with([](Session& s) { return ledger_of(s.drafter() != nullptr ? s.drafter()->ledger() : nullptr); }),
+           "The same of the drafter: its runs are draft blocks.")
       .def("fill_for_benchmark", with2<int64_t, uint64_t>(&Session::fill_for_benchmark), nb::arg("position"), nb::arg("seed"),
            "Benchmarks only: random caches and tokens up to an even position, in an empty session.")
       .def_prop_ro("ready", with([](Session& s) { return s.state().ready(); }))
@@ -205,6 +186,7 @@ void bind_session(nb::module_& m) {
              return nb::bytes(reinterpret_cast<const char*>(b.data()), b.size());
            }),
            "The live state: equal bytes mean equal futures.");
+  bind_draft(session);
   bind_kv(m, session);
 }
 

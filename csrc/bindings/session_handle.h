@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "bindings/bindings.h"
@@ -108,22 +109,6 @@ class SessionHandle {
     return rows == 0 ? std::nullopt : std::optional(std::move(out));
   }
 
-  void draft_start(int32_t anchor, int n_rows) {
-    const Turn turn(*this);
-    guarded(nb::none(), [&](Poll* poll) { drafter().start(anchor, n_rows, poll); });
-  }
-
-  nb::tuple draft_row(int i, int32_t previous) {
-    const Turn turn(*this);
-    auto out = make_array<float>({static_cast<size_t>(session_->model().shape.vocab)});
-    Drafter::Signals signals{};
-    {
-      const nb::gil_scoped_release release;
-      signals = drafter().row(i, previous, out.data());
-    }
-    return nb::make_tuple(out, signals.confidence, signals.top);
-  }
-
   Drafter& drafter() {
     if (session_->drafter() == nullptr) throw StateError("[draft] this session has no drafter");
     return *session_->drafter();
@@ -147,6 +132,12 @@ class SessionHandle {
     auto out = make_array<float>({static_cast<size_t>(session_->model().shape.vocab)});
     const bool known = call([&](Session& s, Poll* poll) { return s.last_logits(out.data(), poll); });
     return known ? std::optional(std::move(out)) : std::nullopt;
+  }
+
+  // Room for one row of logits, kept from call to call.
+  float* row_buffer() {
+    row_.resize(static_cast<size_t>(session_->model().shape.vocab));
+    return row_.data();
   }
 
   void close() {
@@ -175,6 +166,7 @@ class SessionHandle {
 
   nb::object model_, drafter_;  // keep the weights mapped
   std::unique_ptr<Session, LeakInFork<Session>> session_;
+  std::vector<float> row_;
   std::mutex mutex_;
   std::atomic<bool> cancel_{false};
 };
@@ -186,6 +178,9 @@ auto with(F f) {
     return f(h.session());
   };
 }
+
+// Binds what only a drafter needs.
+void bind_draft(nb::class_<SessionHandle>& session);
 
 // Binds the part that moves state to and from bytes.
 void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session);

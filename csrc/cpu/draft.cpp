@@ -115,9 +115,9 @@ void CpuBackend::markov(const MarkovArgs& a) {
   round_row(joined + d, rank, round_);
   const Product products[2] = {{a.head, 0, vocab, XRows{joined + d, rank, nullptr}, bias, vocab, false},
                                {a.confidence, 0, 1, XRows{joined, d + rank, nullptr}, a.confidence_out, 1, false}};
-  linear(products, 2, 1);
+  linear(products, a.confidence_out != nullptr ? 2 : 1, 1);
   for (int k = 0; k < vocab; ++k) a.logits[k] = a.base[k] + bias[k];
-  *a.top = top_probability(a.logits, vocab);
+  if (a.top != nullptr) *a.top = top_probability(a.logits, vocab);
 }
 
 }  // namespace ds4::cpu::DS4_ISA

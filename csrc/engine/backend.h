@@ -228,8 +228,8 @@ struct MarkovArgs {  // one draft row: logits given the token before it, and the
   const float* x;     // [D] collapsed, not normed
   const float* base;  // [vocab] logits of the block
   float* logits;          // [vocab] out
-  float* confidence_out;  // [1]
-  float* top;             // [1] probability of the likeliest token at temperature 1
+  float* confidence_out;  // [1], or null
+  float* top;             // [1] probability of the likeliest token at temperature 1, or null
 };
 
 class Backend {

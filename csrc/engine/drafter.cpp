@@ -1,6 +1,8 @@
 #include "engine/drafter.h"
 
 #include <algorithm>
+#include <chrono>
+#include <limits>
 #include <cstring>
 
 #include "base/error.h"
@@ -13,7 +15,6 @@ namespace ds4 {
 namespace {
 
 constexpr int64_t kBatch = 64;  // captured rows that are projected together
-constexpr int64_t kSlack = 256;  // rows kept beyond the window, so that going back a little finds a full one
 
 // The back end asks `poll` while this lives, and nobody afterwards: the caller's poll may be gone then.
 class Polled {
@@ -26,6 +27,10 @@ class Polled {
  private:
   Backend& backend_;
 };
+
+double since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 size_t aligned(size_t bytes) { return (bytes + 255) & ~size_t{255}; }
 
@@ -53,11 +58,11 @@ std::unique_ptr<Backend> DrafterModel::make_backend() const {
   return cpu::make_backend(target->isa, shape, target->activations, *target->pool);
 }
 
-Drafter::Sizes Drafter::sizes_of(const DrafterModel& model, int64_t chunk) {
+Drafter::Sizes Drafter::sizes_of(const DrafterModel& model) {
   const Shape& s = model.shape;
   const int block = model.sizes.block;
   Sizes z;
-  z.capacity = std::min(std::max(chunk, kBatch), s.window + kSlack);
+  z.capacity = s.window + kDraftSlack;
   const int64_t angles = std::max<int64_t>(kBatch, block) * (s.rope_dim / 2);
   const int64_t bytes[6] = {z.capacity * model.main_dim() * 4, kBatch * s.hidden * 4,
                             static_cast<int64_t>(block) * s.window_row_bytes(), static_cast<int64_t>(block) * s.hidden * 4,
@@ -68,11 +73,11 @@ Drafter::Sizes Drafter::sizes_of(const DrafterModel& model, int64_t chunk) {
   return z;
 }
 
-size_t Drafter::bytes(const DrafterModel& model, int64_t chunk) { return sizes_of(model, chunk).total; }
+size_t Drafter::bytes(const DrafterModel& model) { return sizes_of(model).total; }
 
-Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_t chunk)
-    : model_(std::move(model)), state_(state), backend_(model_->make_backend()) {
-  const Sizes z = sizes_of(*model_, chunk);
+Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, Faults& faults)
+    : model_(std::move(model)), state_(state), faults_(faults), backend_(model_->make_backend()) {
+  const Sizes z = sizes_of(*model_);
   capacity_ = z.capacity;
   own_bytes_ = z.total;
   own_base_ = static_cast<uint8_t*>(backend_->alloc(own_bytes_));
@@ -96,60 +101,98 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_
 Drafter::~Drafter() { backend_->free(own_base_, own_bytes_); }
 
 void Drafter::begin(const std::vector<LayerRows>& rows) {
+  faults_.at(FaultPoint::draft_begin);
   backend_->set_poll(nullptr);
-  const int64_t n = rows.front().n;
+  const int64_t n = rows.front().n, position = state_.position();
   skipped_ = std::max<int64_t>(0, n - capacity_);
   for (const int l : model_->sizes.target_layers) skipped_ = std::max<int64_t>(skipped_, rows[static_cast<size_t>(l)].stream);
-  if (skipped_ > 0 || state_.position() - filled_ + n > capacity_) settle(nullptr);
+  // Rows in front of a gap do not count, and older ones are overwritten now.
+  captured_low_ = std::max(std::min(captured_low_, position), skipped_ > 0 ? position + skipped_ : position + n - capacity_);
 }
 
 void Drafter::capture(int layer, int64_t n, const float* stream) {
   const auto& layers = model_->sizes.target_layers;
   const auto found = std::find(layers.begin(), layers.end(), layer);
   if (found == layers.end() || skipped_ == n) return;
+  faults_.at(FaultPoint::draft_capture);
   const Shape& s = model_->shape;
-  const int64_t wide = model_->main_dim(), pending = state_.position() - filled_;
-  backend_->stream_mean({static_cast<int>(n - skipped_), stream + skipped_ * s.n_streams * s.hidden,
-                         main_ + pending * wide + (found - layers.begin()) * s.hidden, wide});
+  const int64_t wide = model_->main_dim();
+  for (int64_t i = skipped_; i < n;) {
+    const int64_t slot = (state_.position() + i) % capacity_;
+    const int64_t m = std::min(n - i, capacity_ - slot);
+    backend_->stream_mean({static_cast<int>(m), stream + i * s.n_streams * s.hidden,
+                           main_ + slot * wide + (found - layers.begin()) * s.hidden, wide});
+    i += m;
+  }
 }
 
-void Drafter::commit(int64_t n) {
+void Drafter::commit() {
+  faults_.at(FaultPoint::draft_commit);
   n_rows_ = 0;
-  if (skipped_ == 0) return;
-  filled_ = state_.position() - (n - skipped_);
-  state_.raise_extra_low(filled_);
 }
 
 void Drafter::follow() {
   n_rows_ = 0;
   filled_ = std::min(filled_, state_.position());
+  captured_low_ = std::min(captured_low_, state_.position());
 }
 
 void Drafter::restart() {
   n_rows_ = 0;
-  filled_ = state_.position();
+  filled_ = captured_low_ = state_.position();
   state_.raise_extra_low(filled_);
 }
 
-void Drafter::settle(Poll* poll) {
+int64_t Drafter::reachable() const {
+  const int64_t low = std::min(state_.extra_low(), filled_);
+  if (captured_low_ <= filled_) return std::min(low, captured_low_);
+  return filled_ == state_.position() ? low : captured_low_;
+}
+
+int64_t Drafter::unsettled() const {
+  const int64_t p = state_.position(), first = std::max(reachable(), p - model_->shape.window);
+  const int64_t low = std::min(state_.extra_low(), filled_);
+  if (first > filled_) return p - first;
+  return std::max<int64_t>(0, low - first) + p - filled_;
+}
+
+void Drafter::settle(Poll* poll, int64_t back) {
+  faults_.at(FaultPoint::draft_settle);
+  const int64_t position = state_.position();
+  const int64_t first = std::max({reachable(), position - model_->shape.window - back, int64_t{0}});
+  const int64_t low = std::min(state_.extra_low(), filled_);
+  if (first > filled_) {  // rows in between are not wanted any more
+    state_.raise_extra_low(first);
+    filled_ = first;
+  } else if (first < low) {  // the state went back: rows that were not wanted before
+    project(first, low, poll);
+    state_.raise_extra_low(first);
+  }
+  project(filled_, position, poll);
+  filled_ = position;
+}
+
+// Captured rows first .. end - 1 become rows of the windows.
+void Drafter::project(int64_t first, int64_t end, Poll* poll) {
+  if (first >= end) return;
   const FlushSubnormals flush;
   const Polled polled(*backend_, poll);
-  const int64_t first = filled_, total = state_.position() - filled_, wide = model_->main_dim();
-  state_.prepare_extra(first, total);
-  for (int64_t done = 0; done < total; done += kBatch) {
-    const int n = static_cast<int>(std::min(kBatch, total - done));
-    const int64_t position = first + done;
-    backend_->draft_main({n, main_ + done * wide, &model_->weights.main_proj, model_->weights.main_norm, x_});
-    fill_rope(model_->target->frequencies, position, n, cos_, sin_);
+  const int64_t wide = model_->main_dim();
+  state_.prepare_extra(first, end - first);
+  for (int64_t p = first; p < end;) {
+    const int64_t slot = p % capacity_;
+    const int n = static_cast<int>(std::min({kBatch, end - p, capacity_ - slot}));
+    backend_->draft_main({n, main_ + slot * wide, &model_->weights.main_proj, model_->weights.main_norm, x_});
+    fill_rope(model_->target->frequencies, p, n, cos_, sin_);
     for (int i = 0; i < model_->n_stages(); ++i)
-      backend_->draft_window({n, position, x_, &model_->weights.stages[i].attn, Rope{cos_, sin_}, window(i)});
+      backend_->draft_window({n, p, x_, &model_->weights.stages[i].attn, Rope{cos_, sin_}, window(i)});
+    p += n;
   }
-  filled_ = state_.position();
 }
 
 int64_t Drafter::n_context() const {
   const int64_t p = state_.position();
-  return p - std::max(std::max<int64_t>(0, p - model_->shape.window), std::min(p, state_.extra_low()));
+  return p - std::max(std::max<int64_t>(0, p - model_->shape.window), std::min(p, reachable()));
 }
 
 namespace {
@@ -199,14 +242,28 @@ void Drafter::accept_context(int64_t rows) {
 
 void Drafter::start(int32_t anchor, int n_rows, Poll* poll) {
   const Shape& s = model_->shape;
-  const int block = model_->sizes.block;
+  const int most = model_->sizes.block;
   if (anchor < 0 || anchor >= s.vocab)
     throw TokenError("[draft] the anchor is " + std::to_string(anchor) + "; expected 0 .. " + std::to_string(s.vocab - 1));
-  if (n_rows < 1 || n_rows > block)
-    throw OptionError("[draft] expected 1 to " + std::to_string(block) + " rows, got " + std::to_string(n_rows));
+  if (n_rows < 1 || n_rows > most)
+    throw OptionError("[draft] expected 1 to " + std::to_string(most) + " rows, got " + std::to_string(n_rows));
   if (state_.position() == 0) throw StateError("[draft] there is nothing to draft from: the session is empty");
   n_rows_ = 0;
-  settle(poll);
+  const auto start_time = std::chrono::steady_clock::now();
+  try {
+    settle(poll, 0);
+    faults_.at(FaultPoint::draft_start);
+    block(anchor, n_rows, poll);
+  } catch (...) {
+    if (ledger_ != nullptr) ledger_->clear();  // a draft that stopped half-way would leave it incomplete
+    throw;
+  }
+  n_rows_ = n_rows;
+  if (ledger_ != nullptr) ledger_->add_draft(model_->sizes.block, since(start_time));
+}
+
+void Drafter::block(int32_t anchor, int n_rows, Poll* poll) {
+  const int block = model_->sizes.block;
   const FlushSubnormals flush;
   const Polled polled(*backend_, poll);
   t_.tokens[0] = anchor;
@@ -216,7 +273,13 @@ void Drafter::start(int32_t anchor, int n_rows, Poll* poll) {
   for (int i = 0; i < model_->n_stages(); ++i) stage(i);
   backend_->collapse({n_rows, t_.stream, t_.mix, collapsed_});
   backend_->head({n_rows, t_.stream, t_.mix, model_->weights.norm, &model_->target->weights.head, t_.head_x, t_.logits});
-  n_rows_ = n_rows;
+}
+
+void Drafter::start_ledger() {
+  if (ledger_ != nullptr) return ledger_->clear();
+  auto ledger = std::make_unique<Ledger>(std::move(backend_), model_->shape, model_->weights.stages, true);
+  ledger_ = ledger.get();
+  backend_ = std::move(ledger);
 }
 
 // One stage: a layer without ratio whose attention sees the context and the whole block.
@@ -238,25 +301,30 @@ void Drafter::stage(int i) {
   backend_->hc_write({n, t_.y, t_.post, t_.comb, t_.stream});
 }
 
-Drafter::Signals Drafter::row(int i, int32_t previous, float* logits) {
+void Drafter::row(int i, int32_t previous, float* logits, Signals* signals) {
   const Shape& s = model_->shape;
   if (i < 0 || i >= n_rows_)
     throw StateError("[draft] row " + std::to_string(i) + " of a draft of " + std::to_string(n_rows_) +
                      " rows: start a draft at the present position first");
   if (previous < 0 || previous >= s.vocab)
     throw TokenError("[draft] the token before is " + std::to_string(previous) + "; expected 0 .. " + std::to_string(s.vocab - 1));
+  faults_.at(FaultPoint::draft_row);
+  const auto start_time = std::chrono::steady_clock::now();
   const FlushSubnormals flush;
-  Signals signals{};
   const DrafterWeights& w = model_->weights;
   backend_->markov({previous, &w.markov_embed, &w.markov_head, &w.confidence, collapsed_ + static_cast<int64_t>(i) * s.hidden,
-                    t_.logits + static_cast<int64_t>(i) * s.vocab, logits, &signals.confidence,
-                    &signals.top});
-  return signals;
+                    t_.logits + static_cast<int64_t>(i) * s.vocab, logits,
+                    signals != nullptr ? &signals->confidence : nullptr, signals != nullptr ? &signals->top : nullptr});
+  if (ledger_ != nullptr) ledger_->add_seconds(since(start_time));
+  if (faults_.hit(FaultPoint::draft_nan)) std::fill(logits, logits + s.vocab, std::numeric_limits<float>::quiet_NaN());
 }
 
 std::vector<float> Drafter::captured() const {
-  const int64_t n = state_.position() - filled_;
-  return {main_, main_ + n * model_->main_dim()};
+  const int64_t wide = model_->main_dim();
+  std::vector<float> out;
+  for (int64_t p = filled_; p < state_.position(); ++p)
+    out.insert(out.end(), main_ + p % capacity_ * wide, main_ + (p % capacity_ + 1) * wide);
+  return out;
 }
 
 }  // namespace ds4

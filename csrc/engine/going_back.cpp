@@ -100,7 +100,9 @@ void Session::truncate(const Mark& mark) {
 }
 
 int64_t Session::rewind(int64_t position, int64_t end, Poll* poll) {
+  faults_.at(FaultPoint::rollback_before);
   state_.go_back(position);
+  faults_.at(FaultPoint::rollback_after);
   if (drafter_) drafter_->follow();
   if (final_position_ != position) final_position_ = -1;
   return complete(end, poll);
@@ -138,7 +140,7 @@ void Session::replay(const Cone& cone, Poll* poll) {
 
 std::shared_ptr<Mark> Session::mark(Poll* poll) {
   complete(0, poll);
-  beside([](Drafter& d) { d.settle(nullptr); });
+  beside([](Drafter& d) { d.settle(nullptr, kDraftSlack); });
   return state_.mark();
 }
 
@@ -153,12 +155,12 @@ Session::Session(const Session& parent, int)
       final_(parent.final_),
       final_position_(parent.final_position_) {
   if (parent.drafter_ == nullptr) return;
-  drafter_ = std::make_unique<Drafter>(parent.drafter_->shared_model(), state_, chunk_);
+  drafter_ = std::make_unique<Drafter>(parent.drafter_->shared_model(), state_, faults_);
   state_.raise_extra_low(parent.state_.extra_low());  // its rows are there already
 }
 
 std::unique_ptr<Session> Session::fork() {
-  beside([](Drafter& d) { d.settle(nullptr); });
+  beside([](Drafter& d) { d.settle(nullptr, kDraftSlack); });
   return std::unique_ptr<Session>(new Session(*this, 0));
 }
 
@@ -223,7 +225,7 @@ std::vector<uint8_t> Session::export_frontier(bool encoder) {
   std::vector<uint8_t> context;
   if (!encoder)
     beside([&](Drafter& d) {
-      d.settle(nullptr);
+      d.settle(nullptr, 0);
       context = d.export_context();
     });
   const int layers = frontier_layers(encoder);

@@ -30,11 +30,23 @@ int64_t expected(const Shape& s, Op op, int l, const LayerRows& r) {
     case Op::attn_out:
     case Op::route:
     case Op::moe: return whole;
-    case Op::embed:
-    case Op::head:
-    case Op::count: return 0;
+    default: return 0;
   }
-  return 0;
+}
+
+// How often an operation runs in a stage of one draft.
+int64_t expected_in_draft(Op op) {
+  switch (op) {
+    case Op::hc_read:
+    case Op::hc_write: return 2;
+    case Op::attn_in:
+    case Op::attn_query:
+    case Op::draft_attend:
+    case Op::attn_out:
+    case Op::route:
+    case Op::moe: return 1;
+    default: return 0;
+  }
 }
 
 }  // namespace
@@ -42,13 +54,14 @@ int64_t expected(const Shape& s, Op op, int l, const LayerRows& r) {
 const char* op_name(Op op) {
   static const char* const kNames[] = {"embed",       "hc_read", "hc_write", "engram",   "attn_in", "attn_query", "compress",
                                        "index_query", "select",  "attend",   "attn_out", "route",   "moe",        "head",
-                                       "engram_wait", "engram_io"};
+                                       "engram_wait", "engram_io",
+                                       "draft_main",  "draft_window", "draft_attend", "collapse", "markov"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == static_cast<size_t>(Op::count));
   return kNames[static_cast<size_t>(op)];
 }
 
-Ledger::Ledger(std::unique_ptr<Backend> inner, const Model& model)
-    : inner_(std::move(inner)), model_(model), table_(static_cast<size_t>(model.shape.n_layers) + 1), expected_(table_.size() - 1) {
+Ledger::Ledger(std::unique_ptr<Backend> inner, const Shape& shape, const std::vector<LayerWeights>& layers, bool drafter)
+    : inner_(std::move(inner)), shape_(shape), layers_(layers), drafter_(drafter), table_(layers.size() + 1), expected_(layers.size()) {
   clear();
 }
 
@@ -69,14 +82,24 @@ void Ledger::add_engram_rows(int l, double waited, double hidden, int64_t disk_b
   io.bytes += disk_bytes;
 }
 
-void Ledger::add_run(const std::vector<LayerRows>& rows, bool with_head, double seconds) {
+void Ledger::count_run(int64_t n, bool with_head, double seconds) {
   ++runs_;
   head_runs_ += with_head ? 1 : 0;
-  tokens_ += rows.front().n;
+  tokens_ += n;
+  seconds_ += seconds;
+}
+
+void Ledger::add_run(const std::vector<LayerRows>& rows, bool with_head, double seconds) {
+  count_run(rows.front().n, with_head, seconds);
   for (size_t l = 0; l < expected_.size(); ++l)
     for (size_t o = 0; o < expected_[l].size(); ++o)
-      expected_[l][o] += expected(model_.shape, static_cast<Op>(o), static_cast<int>(l), rows[l]);
-  seconds_ += seconds;
+      expected_[l][o] += expected(shape_, static_cast<Op>(o), static_cast<int>(l), rows[l]);
+}
+
+void Ledger::add_draft(int64_t n, double seconds) {
+  count_run(n, true, seconds);
+  for (auto& layer : expected_)
+    for (size_t o = 0; o < layer.size(); ++o) layer[o] += expected_in_draft(static_cast<Op>(o));
 }
 
 template <class F>
@@ -91,9 +114,8 @@ void Ledger::timed(Op op, int layer, int64_t bytes, F f) {
 
 // Weights of a layer lie inside its LayerWeights; operations without weights belong to the layer of the one before.
 int Ledger::layer_of(const void* weights) {
-  const auto& layers = model_.weights.layers;
   const auto* p = static_cast<const char*>(weights);
-  const auto* first = reinterpret_cast<const char*>(layers.data());
+  const auto* first = reinterpret_cast<const char*>(layers_.data());
   layer_ = static_cast<int>((p - first) / static_cast<ptrdiff_t>(sizeof(LayerWeights)));
   return layer_;
 }
@@ -140,7 +162,7 @@ void Ledger::index_query(const IndexQueryArgs& a) {
 
 void Ledger::select(const SelectArgs& a) {
   // Index rows of the entries that may be scored, for each row of the call.
-  const Shape& s = model_.shape;
+  const Shape& s = shape_;
   int64_t entries = 0;
   for (int i = 0; i < a.n; ++i) {
     const int64_t visible = (a.position + i + 1) / a.ratio;
@@ -152,7 +174,7 @@ void Ledger::select(const SelectArgs& a) {
 }
 
 void Ledger::attend(const AttendArgs& a) {
-  const Shape& s = model_.shape;
+  const Shape& s = shape_;
   int64_t bytes = 0;
   for (int i = 0; i < a.n; ++i) {
     const int64_t rows = a.position + i + 1 < s.window ? a.position + i + 1 : s.window;
@@ -176,7 +198,7 @@ void Ledger::moe(const MoeArgs& a) {
   const int l = layer_of(a.w);
   std::vector<bool> used(a.w->experts.size(), false);
   int64_t bytes = expert_bytes(a.w->shared);
-  for (int64_t p = 0; p < static_cast<int64_t>(a.n) * model_.shape.top_k; ++p) {
+  for (int64_t p = 0; p < static_cast<int64_t>(a.n) * shape_.top_k; ++p) {
     const auto e = static_cast<size_t>(a.experts[p]);
     if (used[e]) continue;
     used[e] = true;
@@ -189,6 +211,29 @@ void Ledger::moe(const MoeArgs& a) {
 void Ledger::head(const HeadArgs& a) {
   layer_ = -1;
   timed(Op::head, -1, a.head->bytes(), [&] { inner_->head(a); });
+}
+
+void Ledger::draft_main(const DraftMainArgs& a) {
+  timed(Op::draft_main, -1, a.w->bytes(), [&] { inner_->draft_main(a); });
+}
+
+void Ledger::draft_window(const DraftWindowArgs& a) {
+  const int l = layer_of(a.w);
+  timed(Op::draft_window, l, a.w->wkv.bytes(), [&] { inner_->draft_window(a); });
+}
+
+void Ledger::draft_attend(const DraftAttendArgs& a) {
+  const int64_t rows = a.position - a.first + a.n;
+  timed(Op::draft_attend, layer_, rows * shape_.window_row_bytes(), [&] { inner_->draft_attend(a); });
+}
+
+void Ledger::collapse(const CollapseArgs& a) {
+  timed(Op::collapse, -1, 0, [&] { inner_->collapse(a); });
+}
+
+void Ledger::markov(const MarkovArgs& a) {
+  const int64_t sure = a.confidence_out != nullptr ? a.confidence->bytes() : 0;
+  timed(Op::markov, -1, a.head->bytes() + a.embed->row_bytes + sure, [&] { inner_->markov(a); });
 }
 
 std::vector<LedgerRow> Ledger::rows() const {
@@ -208,9 +253,12 @@ std::vector<std::string> Ledger::missing() const {
   };
   check(table_[0][static_cast<size_t>(Op::embed)], runs_);
   check(table_[0][static_cast<size_t>(Op::head)], head_runs_);
-  for (int l = 0; l < model_.shape.n_layers; ++l)
+  check(table_[0][static_cast<size_t>(Op::collapse)], drafter_ ? runs_ : 0);
+  // Rows are put into a drafter's windows as often as there are any, into every stage's, after their common part.
+  const int64_t mains = table_[0][static_cast<size_t>(Op::draft_main)].dispatches;
+  for (size_t l = 0; l < layers_.size(); ++l)
     for (size_t o = 0; o < static_cast<size_t>(Op::count); ++o)
-      check(table_[static_cast<size_t>(l) + 1][o], expected_[static_cast<size_t>(l)][o]);
+      check(table_[l + 1][o], static_cast<Op>(o) == Op::draft_window ? mains : expected_[l][o]);
   return out;
 }
 

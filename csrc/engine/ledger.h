@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/backend.h"
 #include "engine/cone.h"
-#include "engine/model.h"
+#include "engine/shape.h"
+#include "engine/weights.h"
 
 namespace ds4 {
 
@@ -17,6 +19,7 @@ enum class Op : uint8_t {
   // Not of the back end: a layer stood still for its table rows; the rows were on their way behind other work (these
   // seconds pass beside those of the other rows, and these bytes come from disk).
   engram_wait, engram_io,
+  draft_main, draft_window, draft_attend, collapse, markov,  // the drafter's own
   count
 };
 const char* op_name(Op op);
@@ -31,7 +34,8 @@ struct LedgerRow {
 
 class Ledger final : public Backend {
  public:
-  Ledger(std::unique_ptr<Backend> inner, const Model& model);
+  // `layers` are what the model, or (drafter) the drafter's stages, run; they and `shape` outlive this.
+  Ledger(std::unique_ptr<Backend> inner, const Shape& shape, const std::vector<LayerWeights>& layers, bool drafter = false);
 
   void* alloc(size_t bytes) override { return inner_->alloc(bytes); }
   void free(void* p, size_t bytes) override { inner_->free(p, bytes); }
@@ -52,18 +56,22 @@ class Ledger final : public Backend {
   void route(const RouteArgs&) override;
   void moe(const MoeArgs&) override;
   void head(const HeadArgs&) override;
-  // The drafter has a back end of its own; what passes here all the same is not counted.
+  // (Runs of the target call it, so it belongs to no draft; it reads activations only.)
   void stream_mean(const StreamMeanArgs& a) override { inner_->stream_mean(a); }
-  void draft_main(const DraftMainArgs& a) override { inner_->draft_main(a); }
-  void draft_window(const DraftWindowArgs& a) override { inner_->draft_window(a); }
-  void draft_attend(const DraftAttendArgs& a) override { inner_->draft_attend(a); }
-  void collapse(const CollapseArgs& a) override { inner_->collapse(a); }
-  void markov(const MarkovArgs& a) override { inner_->markov(a); }
+  void draft_main(const DraftMainArgs&) override;
+  void draft_window(const DraftWindowArgs&) override;
+  void draft_attend(const DraftAttendArgs&) override;
+  void collapse(const CollapseArgs&) override;
+  void markov(const MarkovArgs&) override;
 
   // The rows of one request arrived at layer l.
   void add_engram_rows(int l, double waited, double hidden, int64_t disk_bytes);
   // A complete run of these rows that took `seconds` in all.
   void add_run(const std::vector<LayerRows>& rows, bool with_head, double seconds);
+  // A draft block of n rows.
+  void add_draft(int64_t n, double seconds);
+  // Time beside the runs: the rows of a draft.
+  void add_seconds(double seconds) { seconds_ += seconds; }
   void clear();
 
   std::vector<LedgerRow> rows() const;
@@ -80,8 +88,12 @@ class Ledger final : public Backend {
   int layer_of(const void* weights);
   LedgerRow& row(Op op, int layer) { return table_[static_cast<size_t>(layer + 1)][static_cast<size_t>(op)]; }
 
+  void count_run(int64_t n, bool with_head, double seconds);
+
   std::unique_ptr<Backend> inner_;
-  const Model& model_;
+  const Shape& shape_;
+  const std::vector<LayerWeights>& layers_;
+  const bool drafter_;
   std::vector<std::array<LedgerRow, static_cast<size_t>(Op::count)>> table_;  // [1 + layers]
   std::vector<std::array<int64_t, static_cast<size_t>(Op::count)>> expected_;  // [layers] dispatches of the runs
   int layer_ = -1;  // of the operation before

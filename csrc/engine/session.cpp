@@ -21,7 +21,7 @@ Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t re
       feed_(*model_, *backend_) {
   if (!drafter) return;
   if (drafter->target != model_) throw OptionError("[session] this drafter was opened for another model");
-  drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, chunk);
+  drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, faults_);
 }
 
 Session::~Session() { backend_->free(scratch_base_, scratch_bytes_); }
@@ -101,11 +101,15 @@ void Session::run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logit
   final_position_ = -1;
   const auto start_time = std::chrono::steady_clock::now();
   try {
+    faults_.at(FaultPoint::run_start);
     start(tokens, n);
     run_layers(rows, poll, trace);
     check_finite(n, rows[0].stream);
     if (n_logits > 0) head(n, n_logits, out, trace);
+    faults_.at(FaultPoint::run_head);
     if (rows.back().full < n) keep_final(n);
+    faults_.at(FaultPoint::run_commit);
+    state_.commit(tokens, n);
   } catch (...) {
     feed_.abandon();
     guard.restore();
@@ -116,8 +120,7 @@ void Session::run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logit
   if (ledger_ != nullptr)
     ledger_->add_run(rows, n_logits > 0,
                      std::chrono::duration<double>(std::chrono::steady_clock::now() - start_time).count());
-  state_.commit(tokens, n);
-  if (drafter_ && watching_) drafter_->commit(n);
+  beside([&](Drafter& d) { d.commit(); });
 }
 
 void Session::run_layers(const std::vector<LayerRows>& rows, Poll* poll, Trace* trace) {
@@ -126,6 +129,7 @@ void Session::run_layers(const std::vector<LayerRows>& rows, Poll* poll, Trace* 
   for (size_t l = 0; l < rows.size() && rows[l].stream < rows[l].n; ++l) {
     if (poll != nullptr && !replaying_) poll->progress(done, total);
     layer(static_cast<int>(l), rows[l], poll, trace);
+    faults_.at(FaultPoint::run_layer);
     done += rows[l].n - rows[l].stream;
   }
 }
@@ -150,8 +154,9 @@ void Session::expect(const int32_t* tokens, int64_t n) {
 }
 
 void Session::start_ledger() {
+  if (drafter_) drafter_->start_ledger();
   if (ledger_ != nullptr) return ledger_->clear();
-  auto ledger = std::make_unique<Ledger>(std::move(backend_), *model_);
+  auto ledger = std::make_unique<Ledger>(std::move(backend_), model_->shape, model_->weights.layers);
   ledger_ = ledger.get();
   backend_ = std::move(ledger);
 }
@@ -162,6 +167,7 @@ void Session::fill_for_benchmark(int64_t position, uint64_t seed) {
     throw OptionError("[fill] expected an even position from 0 to " + std::to_string(state_.context()) + ", got " +
                       std::to_string(position));
   state_.fill_for_benchmark(position, seed);
+  if (drafter_) drafter_->restart();
 }
 
 void Session::start(const int32_t* tokens, int64_t n) {

@@ -9,6 +9,7 @@
 #include "engine/cone.h"
 #include "engine/drafter.h"
 #include "engine/engram_feed.h"
+#include "engine/fault.h"
 #include "engine/ledger.h"
 #include "engine/model.h"
 #include "engine/scratch.h"
@@ -94,9 +95,12 @@ class Session {
   size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
   const FeedCounters& engram_counters() const { return feed_.counters(); }
 
-  // From now on every operation is counted and timed; calling it again starts anew.
+  // From now on every operation, the drafter's too, is counted and timed; calling it again starts anew.
   void start_ledger();
   const Ledger* ledger() const { return ledger_; }
+
+  // For tests: what is to fail, where and when (engine/fault.h).
+  Faults& faults() { return faults_; }
 
   // For benchmarks only: a session at `position` (0 before) whose caches hold random rows of plausible size and whose
   // tokens are random, as if a prompt of that length had been read. What it generates means nothing.
@@ -144,6 +148,7 @@ class Session {
   std::unique_ptr<Backend> backend_;
   Ledger* ledger_ = nullptr;  // backend_, once the ledger is on
   State state_;
+  Faults faults_;
   std::unique_ptr<Drafter> drafter_;
   std::string drafter_fault_;
   int64_t chunk_;

@@ -365,6 +365,14 @@ Draw Sampler::draw(const SamplingRow& row, uint64_t seed, int64_t position) {
   return draw;
 }
 
+Guess Sampler::guess(const SamplingRow& row, uint64_t seed, int64_t position) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const FlushSubnormals flush;
+  prepare(row, position);
+  const uint64_t all = mass(wide_, row_, static_cast<size_t>(n_vocab_), max_, 1.0f);  // the likeliest one counts 2^40
+  return {pick(seed, position), 1.0f / (static_cast<float>(all) * 0x1p-40f)};
+}
+
 void Sampler::draw_many(const SamplingRow& row, const uint64_t* seeds, const int64_t* positions, size_t n,
                         int32_t* tokens) {
   const std::lock_guard<std::mutex> lock(mutex_);

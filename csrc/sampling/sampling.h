@@ -63,6 +63,12 @@ struct SamplingRow {
   size_t n_allowed = 0;
 };
 
+// A drafter's draw, and how likely its likeliest token is among what bias, penalties and mask leave, at temperature 1.
+struct Guess {
+  int32_t token = -1;
+  float chance = 0.0f;
+};
+
 // Calls from several threads take turns: the working memory (8 bytes a token) belongs to the sampler.
 class Sampler {
  public:
@@ -70,6 +76,9 @@ class Sampler {
 
   // NumericsError: NaN or +infinity in the logits, or all are -infinity. OptionError: no token left, no history.
   Draw draw(const SamplingRow& row, uint64_t seed, int64_t position);
+
+  // The same token as draw().
+  Guess guess(const SamplingRow& row, uint64_t seed, int64_t position);
 
   // The tokens of n draws from one row; seeds and positions are [n].
   void draw_many(const SamplingRow& row, const uint64_t* seeds, const int64_t* positions, size_t n, int32_t* tokens);

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Literal
 
@@ -38,6 +39,12 @@ class AdmissionConfig:
     loss_share: float = 0.015
     """Share of the time that losing windows may take: a costly window waits longer than `back_off` says."""
     longest_wait: int = 256
+    lucky_serial: int = 3
+    """The same where drafting won in the calls before: costs are known, and text is often like the text before."""
+    unlucky_serial: int = 64
+    """The same where drafting lost: short texts are left alone, long ones are tried."""
+    hopeless_wait: int = 1024
+    """Serial tokens before an attempt where not even certain drafts could pay: costs may change."""
     calibration: float = 4.0
     """Weight, in accepted drafts, of the belief that signals are right; what was accepted outweighs it in time."""
     gate: Gate = "value"
@@ -72,6 +79,8 @@ class DrafterStats:
     back_offs: int = 0
     losing_cycles: int = 0
     net_ms: float = 0.0
+    entry_ms: float = 0.0
+    """Of the lost time, what filling the drafter's windows took."""
     off_reason: str | None = None
     """Why drafting is off for the session, when a fault turned it off."""
 
@@ -91,6 +100,52 @@ class DrafterStats:
         )
 
 
+class KnownCosts:
+    """What drafts and verify steps cost on this machine, in serial steps, and whether the last calls won.
+
+    Kept from call to call. Each call still finds out for itself how well drafts hold in its text.
+    """
+
+    def __init__(self, samples: int = 9) -> None:
+        self._draft: deque[float] = deque(maxlen=samples)
+        self._verify: dict[int, deque[float]] = {}
+        self._samples = samples
+        self._calls: deque[list[float]] = deque(maxlen=5)
+
+    def begin_call(self) -> list[float]:
+        """Where a call that has begun to draft keeps what its cycles lost so far, in serial steps (one number)."""
+        lost = [0.0]
+        self._calls.append(lost)
+        return lost
+
+    @property
+    def luck(self) -> float:
+        """What the cycles of a middling one of the last calls won, in serial steps; 0 until there were two."""
+        return -median([lost[0] for lost in list(self._calls)]) if len(self._calls) >= 2 else 0.0
+
+    def add(self, draft: float, verify: float, rows: int) -> None:
+        """One cycle."""
+        self._draft.append(draft)
+        self._verify.setdefault(rows, deque(maxlen=self._samples)).append(verify)
+
+    @property
+    def draft(self) -> float | None:
+        """Median price of a draft."""
+        return median(list(self._draft)) if self._draft else None
+
+    def verify(self) -> dict[int, float]:
+        """Median price of the row counts that were measured."""
+        return {rows: median(list(samples)) for rows, samples in list(self._verify.items())}
+
+    def hopeless(self, block: int, least: int = 3) -> bool:
+        """Would drafting lose even if every draft held? False until enough was measured to say so."""
+        verify = self.verify()
+        if len(self._draft) < least or block + 1 not in verify:
+            return False
+        draft = self.draft or 0.0
+        return all(draft + price >= rows for rows, price in verify.items())
+
+
 class Admission:
     """The controller of one call of `generate`.
 
@@ -98,8 +153,13 @@ class Admission:
     `declined` or `verified` for what happened.
     """
 
-    def __init__(self, config: AdmissionConfig | None = None, block: int = 5) -> None:
+    def __init__(
+        self, config: AdmissionConfig | None = None, block: int = 5, known: KnownCosts | None = None
+    ) -> None:
+        """known: what earlier calls measured; this one adds to it."""
         self.config = config or AdmissionConfig()
+        self._known = KnownCosts(self.config.samples) if known is None else known
+        self._block = block
         self.stats = DrafterStats(accepted_at=[0] * block, verified_at=[0] * block)
         self._serial: deque[float] = deque(maxlen=self.config.samples)
         self._verify: dict[int, deque[float]] = {}
@@ -113,6 +173,8 @@ class Admission:
         self._invalid = False
         self._expected = self._held = 0.0  # drafts that were expected to be accepted, and that were
         self._hoped = 0.0  # expected of the cycle at hand
+        self._lost: list[float] | None = None
+        self._entry = self._choose_entry()
 
     # ---- questions -----------------------------------------------------------------------------------------------
 
@@ -125,7 +187,16 @@ class Admission:
         """Shall a draft be made now?"""
         if self._invalid or self._skip > 0 or (in_reasoning and not self.config.reasoning):
             return False
-        return self._attempted or self._n_serial >= self.config.min_serial
+        return self._attempted or self._n_serial >= self._entry
+
+    def _choose_entry(self) -> int:
+        """Serial tokens before the first attempt."""
+        if self._known.hopeless(self._block):
+            return self.config.hopeless_wait
+        luck = self._known.luck
+        if luck == 0.0:
+            return self.config.min_serial
+        return self.config.lucky_serial if luck > 0 else self.config.unlucky_serial
 
     def choose(self, signals: Sequence[float]) -> int:
         """How many drafts to verify, 0 to decline. `signals`: chance of each draft given that those before it hold.
@@ -165,21 +236,20 @@ class Admission:
         weight = self.config.calibration
         return min(1.0, (self._held + weight) / (self._expected + weight))
 
-    def worth_another(self, signals: Sequence[float]) -> bool:
-        """Could a further draft pay, if it were as likely as the last one? (Making one costs little, not nothing.)"""
+    def worth(self, most: int) -> list[float]:
+        """How likely the first 1, 2, ... of `most` drafts must be together, at least, for a further one to pay even if
+        it were certain. (Making one costs little, not nothing.)"""
         serial = self.serial_ms
-        if self.config.gate != "value" or serial is None or not signals:
-            return True
-        survival = math.prod(signals)
-        if not math.isfinite(survival):
-            return False
-        rows = len(signals) + 1
-        return serial * self._trust() * survival > self.verify_cost(rows + 1) - self.verify_cost(rows)
+        if self.config.gate != "value" or not serial:
+            return []
+        costs = [self.verify_cost(rows) for rows in range(2, most + 2)]
+        return [(more - cost) / (serial * self._trust()) for cost, more in pairwise(costs)]
 
     def verify_cost(self, rows: int) -> float:
         """Expected milliseconds of a verify step: the median of this row count, or a line through its neighbours."""
         serial = self.serial_ms or 0.0
-        known = {1: serial} | {n: median(samples) for n, samples in self._verify.items()}
+        known = {1: serial} | {n: price * serial for n, price in self._known.verify().items()}
+        known |= {n: median(samples) for n, samples in self._verify.items()}
         if rows in known:
             return known[rows]
         below = max(n for n in known if n < rows)
@@ -194,12 +264,20 @@ class Admission:
 
     def serial_step(self, ms: float) -> None:
         """One token by a plain step."""
-        if self._refuse(ms):
+        if not 0 <= ms <= 6e7 or self._invalid:
+            self._invalid = True
             return
         self._serial.append(ms)
         self._n_serial += 1
         self.stats.serial_tokens += 1
-        self._skip = max(0, self._skip - 1)
+        if self._skip > 0:
+            self._skip -= 1
+
+    def entered(self, ms: float) -> None:
+        """The drafter's windows were filled: a price that is paid once, and says nothing about the next cycles."""
+        if not self._refuse(ms):
+            self.stats.net_ms += ms
+            self.stats.entry_ms += ms
 
     def declined(self, draft_ms: float, serial_ms: float) -> None:
         """A draft was made but not verified; the token came by a plain step."""
@@ -215,6 +293,8 @@ class Admission:
         if self._refuse(draft_ms, verify_ms):
             return
         self._attempted = True
+        if self.serial_ms:
+            self._known.add(draft_ms / self.serial_ms, verify_ms / self.serial_ms, drafts + 1)
         self._verify.setdefault(drafts + 1, deque(maxlen=self.config.samples)).append(verify_ms)
         stats, hits = self.stats, committed - 1
         self._expected = 0.95 * self._expected + self._hoped
@@ -239,6 +319,9 @@ class Admission:
             return
         net = ms - rows * serial
         self.stats.net_ms += net
+        if self._lost is None:
+            self._lost = self._known.begin_call()
+        self._lost[0] = (self.stats.net_ms - self.stats.entry_ms) / serial if serial > 0 else 0.0
         self.stats.losing_cycles += verified and net >= 0
         self._net += net
         self._calls += 1
@@ -253,6 +336,8 @@ class Admission:
             steps = self.config.back_off
             priced = self._debt / (serial * self.config.loss_share) if serial > 0 else 0.0
             self._skip = max(steps[min(self._bad_windows, len(steps) - 1)], min(self.config.longest_wait, int(priced)))
+            if self._known.hopeless(self._block):
+                self._skip = self.config.hopeless_wait
             self._bad_windows += 1
             self._debt = 0.0
             self.stats.back_offs += 1

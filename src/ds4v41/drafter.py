@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from . import _ext
+from .admission import KnownCosts
 from .checkpoint import Checkpoint, ModelConfig
 from .checkpoint.gguf_drafter import open_drafter
+from .checkpoint.lineage import lineage
 from .checkpoint.safetensors import open_folder
 from .errors import CheckpointError, OptionError, StateError
 from .machine import human
@@ -34,6 +36,7 @@ class Drafter:
 
     def __init__(self, model: Model, checkpoint: Checkpoint, ext: _ext.Drafter) -> None:
         self._model, self._checkpoint, self._ext = model, checkpoint, ext
+        self.costs = KnownCosts()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str] | None, model: Model) -> Self:
@@ -49,6 +52,7 @@ class Drafter:
         if not config.num_nextn_predict_layers:
             raise CheckpointError(f"{model.path}: this model's configuration has no drafter (no mtp stages)")
         checkpoint = _own(model) if path is None else _other(Path(path).expanduser(), config)
+        _check_lineage(checkpoint, model)
         return cls(model, checkpoint, build_drafter(checkpoint, model._handle()))
 
     @property
@@ -76,9 +80,10 @@ class Drafter:
         """Bytes of its weights, beside the model's."""
         return sum(t.nbytes for name, t in self._checkpoint.tensors.items() if name.startswith("mtp."))
 
-    def session_bytes(self, chunk: int) -> int:
+    @property
+    def session_bytes(self) -> int:
         """Working memory of one session, beside its windows."""
-        return int(self._ext.session_bytes(chunk))
+        return int(self._ext.session_bytes)
 
     def _handle(self) -> _ext.Drafter:
         self._model._handle()  # refuses a closed model
@@ -96,6 +101,20 @@ class Drafter:
         )
 
 
+def _check_lineage(drafter: Checkpoint, model: Model) -> None:
+    """CheckpointError when both say which weights they were made from, and it is not the same."""
+    made_with = drafter.target_lineage
+    if made_with is None:
+        return
+    own = lineage(model.config, model.checkpoint.tensors)
+    if own is not None and own != made_with:
+        raise CheckpointError(
+            f"{drafter.path}: this drafter was made with other weights ({made_with[:12]}) than {model.path} "
+            f"({own[:12]}): its guesses would seldom hold. Use the drafter of this model: `ds4v41 convert drafter "
+            "OFFICIAL_DIR OUT.gguf` makes one from the folder that the model was made from"
+        )
+
+
 def _own(model: Model) -> Checkpoint:
     if model.checkpoint.dialect != "official":
         raise CheckpointError(
@@ -109,6 +128,7 @@ def _other(path: Path, config: ModelConfig) -> Checkpoint:
     if not path.is_dir() and path.suffix != ".safetensors":
         return open_drafter(path, config)
     checkpoint = open_folder(path, parts=("drafter",))
+    checkpoint.target_lineage = lineage(checkpoint.config, checkpoint.tensors)
     pairs: list[tuple[str, Any, Any]] = [(n, getattr(checkpoint.config, n), getattr(config, n)) for n in _SHARED]
     problems = [f"{name} is {found}, the model has {wanted}" for name, found, wanted in pairs if found != wanted]
     if problems:

@@ -7,24 +7,24 @@ loop draws next has its row computed already. So drafting cannot change a token 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .admission import Admission, AdmissionConfig
-from .errors import Cancelled, Ds4Error, NumericsError, StateError
+from .errors import Cancelled, Ds4Error, NumericsError, OptionError, StateError
 from .sampling import Sampler
 
 if TYPE_CHECKING:
     from .session import Session
 
 Row = NDArray[np.float32]
-KeepGoing = Callable[[list[float]], bool]
-"""Chances of the drafts so far -> could one more pay?"""
+Allowed = Callable[[list[int]], Any]
+"""Drafts so far -> token ids (int32) that the mask hook allows after them, or None for all. May raise."""
 
 
 class Steps(Protocol):
@@ -57,41 +57,38 @@ class SerialSteps:
 class Proposer(Protocol):
     """Makes drafts."""
 
-    def propose(self, anchor: int, most: int, worth_another: KeepGoing) -> tuple[list[int], list[float]]:
-        """At most `most` tokens that may follow `anchor`, and the chance of each given those before it."""
+    def propose(self, anchor: int, most: int, worth: Sequence[float]) -> tuple[list[int], list[float]]:
+        """At most `most` tokens that may follow `anchor`, and the chance of each given those before it. Ends early when
+        the product of the chances of the first i + 1 is not above worth[i] (if there is a worth[i])."""
 
 
 class ModelProposer:
-    """Drafts of the session's own drafter, drawn as the target will draw: same options, noise and positions."""
+    """Drafts of the session's own drafter, drawn as the target will draw: same options, mask, noise and positions."""
 
-    def __init__(self, session: Session, sampler: Sampler, history: Any) -> None:
-        self._session = session
-        options = sampler.params
-        quiet = replace(options, logprobs=False, top_logprobs=0)
-        self._sampler = sampler if options == quiet else Sampler(quiet, sampler.n_vocab)
-        self._history = history
+    def __init__(self, session: Session, sampler: Sampler, history: Any, allowed: Allowed | None = None) -> None:
+        self._session, self._sampler, self._history, self._allowed = session, sampler, history, allowed
 
-    def propose(self, anchor: int, most: int, worth_another: KeepGoing) -> tuple[list[int], list[float]]:
-        """Rows one after another, each drawn given the draft before it."""
-        ext, position, history = self._session._ext, self._session.position, self._history
+    def propose(self, anchor: int, most: int, worth: Sequence[float]) -> tuple[list[int], list[float]]:
+        """All in one call of the extension, or with a mask one row after another."""
+        ext, sampler = self._session._ext, self._sampler
         ext.draft_start(anchor, most)
+        if self._allowed is None:
+            return ext.draft_draw(sampler.handle, sampler.seed, anchor, [], most, list(worth), self._history)
         drafts: list[int] = []
         chances: list[float] = []
-        previous, added = anchor, 0
-        try:
-            for i in range(most):
-                logits, _confidence, top = ext.draft_row(i, previous)
-                previous = self._sampler.draw(logits, position + 1 + i, history=history).token
-                drafts.append(previous)
-                chances.append(top)
-                if i + 1 == most or not worth_another(chances):
-                    break
-                if history is not None:
-                    history.add(np.array([previous], np.int32))
-                    added += 1
-        finally:
-            if added:
-                history.drop(added)
+        while len(drafts) < most:
+            try:
+                ids = self._allowed(drafts)
+            except Exception:  # should the text come here, it will ask again
+                break
+            try:
+                drawn = ext.draft_draw(sampler.handle, sampler.seed, anchor, drafts, 1, [], self._history, ids)
+            except OptionError:  # no token is left: the text will say so, should it come here
+                break
+            drafts, chances = drafts + drawn[0], chances + drawn[1]
+            made = len(drafts) - 1
+            if made < len(worth) and not math.prod(chances) > worth[made]:
+                break
         return drafts, chances
 
 
@@ -124,18 +121,20 @@ class DraftingSteps:
     def advance(self, token: int) -> Row:
         """Feed `token`: its row is there already when it was drafted, else by a verify or a plain step."""
         self._left -= 1
-        self._follow_reasoning(token)
+        if self._think is not None:
+            self._follow_reasoning(token)
         if self._rows and self._drafts[0] == token and self._session.n_ahead == len(self._rows):
             del self._drafts[0]
             self._hits += 1
             row = self._session.accept(self._rows.pop(0))
             self._session.stats.add_decode(1, 0.0)
             return row
-        self.close()
-        most = min(self._left - 1, self._session.room - 1, self._session.block_size)
-        if most < 1 or not self._wanted():
+        if self._cycle is not None:
+            self.close()
+        if not self._wanted():  # what a token costs where drafting does not pay: next to nothing
             return self._serial(token, None)
-        return self._cycle_from(token, most)
+        most = min(self._left - 1, self._session.room - 1, self._session.block_size)
+        return self._serial(token, None) if most < 1 else self._cycle_from(token, most)
 
     def close(self) -> None:
         """Judge the cycle at hand, and take back what was verified but not reached."""
@@ -150,11 +149,11 @@ class DraftingSteps:
             self._session.stats.add_decode(0, spent)
 
     def _wanted(self) -> bool:
-        if self._session.drafter_fault is not None or self._forced == 0:
-            return False
-        return self._forced is not None or self._admission.admit(self._in_reasoning)
+        wanted = self._admission.admit(self._in_reasoning) if self._forced is None else self._forced > 0
+        return wanted and self._session.drafter_fault is None
 
     def _cycle_from(self, token: int, most: int) -> Row:
+        self._enter()
         before = time.perf_counter()
         drafts = self._draft(token, most)
         draft_ms = 1e3 * (time.perf_counter() - before)
@@ -165,19 +164,40 @@ class DraftingSteps:
             rows: list[Row] = list(self._session.verify([token, *drafts]))
         except NumericsError:  # of a row that serial decoding may never see: let it say so itself
             return self._serial(token, draft_ms)
+        except MemoryError as error:  # six rows may need more than one
+            self._session.drop_drafter(f"no memory for a verify step of {1 + len(drafts)} rows ({error})")
+            return self._serial(token, draft_ms)
         verify_ms = 1e3 * (time.perf_counter() - before)
         self._session.stats.add_decode(1, (draft_ms + verify_ms) / 1e3)
         self._cycle, self._hits = (draft_ms, verify_ms, len(drafts)), 0
         self._drafts, self._rows = drafts, rows[1:]
         return rows[0]
 
+    def _enter(self) -> None:
+        """Fill the drafter's windows, when serial decoding or a prefill left much to do; what one draft leaves to the
+        next is part of its price."""
+        if self._session.draft_backlog <= self._session.block_size + 1:
+            return
+        before = time.perf_counter()
+        try:
+            self._session.settle_drafter()
+        except (Ds4Error, RuntimeError, MemoryError) as error:
+            if isinstance(error, (Cancelled, StateError)):
+                raise
+            self._session.drop_drafter(f"{type(error).__name__}: {error}")
+        spent = time.perf_counter() - before
+        self._admission.entered(1e3 * spent)
+        self._session.stats.add_decode(0, spent)
+
     def _draft(self, token: int, most: int) -> list[int]:
         """The drafts to verify; none when they are not worth it or the drafter failed."""
+        if self._session.drafter_fault is not None:
+            return []
         if self._forced is not None:
             most = min(most, self._forced)
-        keep_going = self._admission.worth_another if self._forced is None else _always
+        worth = self._admission.worth(most) if self._forced is None else []
         try:
-            drafts, chances = self._proposer.propose(token, most, keep_going)
+            drafts, chances = self._proposer.propose(token, most, worth)
         except (Cancelled, StateError):
             raise
         except (Ds4Error, RuntimeError, MemoryError) as error:
@@ -207,23 +227,27 @@ class DraftingSteps:
         self._in_reasoning = inside
 
 
-def _always(_chances: list[float]) -> bool:
-    return True
-
-
 def make_steps(
-    session: Session, sampler: Sampler, history: Any, limit: int, drafting: str | int, prompt: NDArray[np.int32]
+    session: Session,
+    sampler: Sampler,
+    history: Any,
+    limit: int,
+    drafting: str | int,
+    prompt: NDArray[np.int32],
+    allowed: Allowed | None = None,
 ) -> Steps:
     """The steps that a call of `generate` takes. drafting: "auto", "answers", "off", or a number of drafts to force."""
     if drafting == "off" or session.drafter is None or session.drafter_fault is not None:
         return SerialSteps(session)
     answers = drafting == "answers"
-    admission = Admission(AdmissionConfig(reasoning=not answers), session.block_size)
+    # (Forced drafts say nothing about whether drafting pays.)
+    known = session.drafter.costs if isinstance(drafting, str) else None
+    admission = Admission(AdmissionConfig(reasoning=not answers), session.block_size, known)
     session.stats.drafter = admission.stats
     think = _think_ids(session) if answers else None
     return DraftingSteps(
         session,
-        session.proposer(sampler, history),
+        session.proposer(sampler, history, allowed),
         admission,
         limit,
         forced=None if isinstance(drafting, str) else drafting,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from .checks import callback, positive_int
 from .drafting import make_steps
 from .errors import ContextError, OptionError, StateError
+from .masks import MaskHook, Masks
 from .prefill import ProgressCallback
 from .results import Completion, FinishReason, Piece, Timings, TokenLogprob, Usage
 from .sampling import Draw, Sampler, SamplingParams, unknown_option
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from .session import Session
 
 Item = TypeVar("Item")
-MaskHook = Callable[[list[int]], Any]
-"""Constrained decoding: generated token ids so far -> allowed ids (or one bool a token), or None for no limit."""
 
 _ASK_SECONDS = 0.002
 _OWN = ("max_tokens", "stop", "mask", "progress", "drafting")
@@ -125,11 +124,13 @@ class TokenStream:
         row = session.advance_to(self.prompt, options.progress, self.shared)
         epoch = self._epoch = session.epoch
         history = self.sampler.new_history(self.prompt) if options.sampling.needs_history else None
-        steps = make_steps(session, self.sampler, history, self.limit, options.drafting, self.prompt)
+        masks = None if options.mask is None else Masks(options.mask, self.sampler.n_vocab)
+        ahead = None if masks is None else lambda drafts: masks.ahead(self.tokens + drafts)
+        steps = make_steps(session, self.sampler, history, self.limit, options.drafting, self.prompt, ahead)
         try:
             while len(self.tokens) < self.limit:
                 position = session.position
-                allowed = options.mask(list(self.tokens)) if options.mask is not None else None
+                allowed = masks.at(self.tokens) if masks is not None else None
                 draw = self.sampler.draw(row, position, history=history, allowed=allowed)
                 if draw.token in options.stop_ids:
                     self.finish_reason, self.stop_id = "stop", draw.token

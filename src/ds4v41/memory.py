@@ -84,7 +84,7 @@ def plan_session(
     while True:
         rows = run_rows(chunk, context)
         plan = _ext.memory_plan(shape, activations, context, retain, rows, drafter.n_stages if drafter else 0)
-        scratch = plan["scratch"] + (drafter.session_bytes(rows) if drafter else 0)
+        scratch = plan["scratch"] + (drafter.session_bytes if drafter else 0)
         caches = plan["window"] + plan["compressed"] + plan["pending"]
         budget = available // 4 if asked else min(max(_MIN_SCRATCH, (weights + caches) // 32), available // 4)
         if scratch <= budget or chunk <= MIN_CHUNK:

@@ -134,6 +134,11 @@ class Sampler:
         )
 
     @property
+    def handle(self) -> Any:
+        """The extension's sampler."""
+        return self._sampler
+
+    @property
     def seed(self) -> int:
         """The seed in use: the one that was given, or the fresh one."""
         assert self.params.seed is not None  # resolved() filled it

@@ -18,7 +18,7 @@ from .aio import AsyncStream
 from .chat import Event
 from .chatting import ChatStream, Reply, check_stream_flag
 from .checks import callback, positive_int, token_ids
-from .drafting import ModelProposer, Proposer
+from .drafting import Allowed, ModelProposer, Proposer
 from .errors import ContextError, OptionError, StateError
 from .generation import Generation, GenerationOptions
 from .ledger import Ledger
@@ -270,9 +270,18 @@ class Session:
         """Verified drafts that the text has not reached."""
         return int(self._ext.position) - self.position
 
-    def proposer(self, sampler: Sampler, history: Any) -> Proposer:
+    @property
+    def draft_backlog(self) -> int:
+        """Rows that a draft would have to put into the drafter's windows first."""
+        return int(self._ext.draft_unsettled)
+
+    def settle_drafter(self) -> None:
+        """Put them there."""
+        self._ext.draft_settle()
+
+    def proposer(self, sampler: Sampler, history: Any, allowed: Allowed | None) -> Proposer:
         """What makes drafts for a text with these options."""
-        return ModelProposer(self, sampler, history)
+        return ModelProposer(self, sampler, history, allowed)
 
     def verify(self, tokens: list[int]) -> NDArray[np.float32]:
         """Append one generated token and drafts after it; the logits after each: [n, vocab], the bits of `feed`.
@@ -337,6 +346,13 @@ class Session:
             raise StateError("the ledger is off; call start_ledger() before the steps to be measured")
         return Ledger.from_ext(data)
 
+    def draft_ledger(self) -> Ledger:
+        """The same for the drafter: a run is a draft block with the draws behind it. Raises StateError without one."""
+        data = self._ext.draft_ledger()
+        if data is None:
+            raise StateError("there is no ledger of a drafter; open the session with drafter= and call start_ledger()")
+        return Ledger.from_ext(data)
+
     # ---- going back --------------------------------------------------------------------------------------------
 
     def mark(self) -> Mark:
@@ -383,7 +399,9 @@ class Session:
         """
         self._begin()
         ext = self._ext.fork()
-        return Session(self._model, chunk=self._chunk, drafter=self._drafter, store=self._store, ext=ext)
+        other = Session(self._model, chunk=self._chunk, drafter=self._drafter, store=self._store, ext=ext)
+        other._fault = self.drafter_fault
+        return other
 
     # ---- keeping it --------------------------------------------------------------------------------------------
 

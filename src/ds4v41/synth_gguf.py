@@ -1,6 +1,7 @@
 """Synthetic GGUF files: slices of the released shape (or a tiny one) with random blocks, for benchmarks.
 
-    write_gguf("slice.gguf", "released", layers=6, experts=48, recipe="q4")
+    report = write_gguf("slice.gguf", "released", layers=6, experts=48, recipe="q4", drafter_experts=16)
+    write_drafter("drafter.gguf", report.config, "q4")
 
 The weights are made in their quantised form from pools of random blocks, so writing is as fast as the disk. They make
 no sense but they are sane: every tensor has the mean and spread that `synth.py` gives it, so activations stay near 1,
@@ -24,7 +25,16 @@ from numpy.typing import NDArray
 from .checkpoint.config import ModelConfig
 from .checkpoint.convert import _header, _require_space, _vocabulary_records
 from .checkpoint.convert_plan import Plan, PlannedTensor, plan_tensors, quantization_text
-from .checkpoint.gguf_dialect import ALIGNMENT, ARCHITECTURE, STRING, U32, Record, config_records
+from .checkpoint.gguf_dialect import (
+    ALIGNMENT,
+    ARCHITECTURE,
+    DRAFTER_ARCHITECTURE,
+    STRING,
+    U32,
+    Record,
+    config_records,
+    drafter_records,
+)
 from .checkpoint.gguf_writer import CompleteFile
 from .errors import OptionError
 from .synth import _e4m3_quantiles, _fp4_pairs, _normal_quantiles, _special_ids, _statistics, tiny_config
@@ -77,6 +87,11 @@ _NO_DRAFTER: dict[str, Any] = {
     "dspark_markov_rank": 0,
     "dspark_n_routed_experts": 0,
     "dspark_num_experts_per_tok": 0,
+}
+
+_DRAFTERS: dict[str, dict[str, Any]] = {
+    "released": {"dspark_noise_token_id": 128_799, "dspark_markov_rank": 256, "dspark_num_experts_per_tok": 3},
+    "tiny": {"dspark_noise_token_id": 3, "dspark_markov_rank": 16, "dspark_num_experts_per_tok": 2},
 }
 
 
@@ -137,8 +152,11 @@ def layer_kinds(config: ModelConfig) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def slice_config(shape: str, layers: int, experts: int, engram_rows: int) -> ModelConfig:
-    """Configuration of a slice; `engram_rows` is about the number of rows of each Engram table."""
+def slice_config(
+    shape: str, layers: int, experts: int, engram_rows: int, drafter_experts: int = 0
+) -> ModelConfig:
+    """Configuration of a slice; `engram_rows` is about the number of rows of each Engram table. drafter_experts: routed
+    experts of a stage of its drafter, 0 for a model that has none."""
     if shape not in SHAPES:
         raise OptionError(f"shape: expected one of {', '.join(SHAPES)}, found {shape!r}")
     base = _RELEASED if shape == "released" else {}
@@ -150,13 +168,29 @@ def slice_config(shape: str, layers: int, experts: int, engram_rows: int) -> Mod
     if engram_rows < 64 * columns:
         raise OptionError(f"engram_rows: expected at least {64 * columns}, found {engram_rows}")
     return tiny_config(
-        **base,
+        **{k: v for k, v in base.items() if k not in _NO_DRAFTER},
         **lists,
-        **{k: v for k, v in _NO_DRAFTER.items() if k not in base},
+        **_drafter_fields(shape, layers, drafter_experts),
         num_hidden_layers=layers,
         n_routed_experts=experts,
         engram_vocab_size=engram_rows // columns,
     )
+
+
+def _drafter_fields(shape: str, layers: int, experts: int) -> dict[str, Any]:
+    if not experts:
+        return _NO_DRAFTER
+    fields = _DRAFTERS[shape]
+    least = fields["dspark_num_experts_per_tok"]
+    if not least <= experts <= 384:
+        raise OptionError(f"drafter_experts: expected 0, or {least} to 384, found {experts}")
+    return {
+        "num_nextn_predict_layers": 3,
+        "dspark_block_size": 5,
+        "dspark_target_layer_ids": (layers - 3, layers - 2, layers - 1),
+        "dspark_n_routed_experts": experts,
+        **fields,
+    }
 
 
 def write_gguf(
@@ -167,19 +201,65 @@ def write_gguf(
     experts: int = 48,
     recipe: str = "q4",
     engram_rows: int = DEFAULT_ENGRAM_ROWS,
+    drafter_experts: int = 0,
     seed: int = 1,
     overwrite: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> SliceReport:
     """Write a synthetic model in ds4's GGUF dialect. `progress(bytes done, bytes in all, tensor name)`.
 
+    With `drafter_experts` its configuration has a drafter, which `write_drafter` makes.
+
     Raises OptionError for options that make no model, CheckpointError when the file cannot be written.
     """
     if recipe not in SYNTH_RECIPES:
         raise OptionError(f"recipe: expected one of {', '.join(SYNTH_RECIPES)}, found {recipe!r}")
-    config = slice_config(shape, layers, experts, engram_rows)
+    config = slice_config(shape, layers, experts, engram_rows, drafter_experts)
     plan, header = _plan(config, recipe)
     path = Path(out)
+    _write(path, plan, header, config, seed, overwrite, progress)
+    return SliceReport(path, config, layer_kinds(config), plan.file_bytes, plan.main_bytes, plan.engram_bytes)
+
+
+def write_drafter(
+    out: str | os.PathLike[str],
+    config: ModelConfig,
+    recipe: str = "q4",
+    *,
+    seed: int = 1,
+    overwrite: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> int:
+    """Write a drafter of random blocks for a synthetic model; returns the bytes of the file. Errors as `write_gguf`."""
+    if recipe not in SYNTH_RECIPES:
+        raise OptionError(f"recipe: expected one of {', '.join(SYNTH_RECIPES)}, found {recipe!r}")
+    if not config.num_nextn_predict_layers:
+        raise OptionError("this model has no drafter; give drafter_experts= when it is written")
+    tensors, notes = plan_tensors(config, "drafter", recipe, None, None)
+    text = quantization_text("drafter", recipe)
+    records = [
+        Record("general.architecture", STRING, DRAFTER_ARCHITECTURE),
+        Record("general.name", STRING, "synthetic drafter"),
+        Record("general.alignment", U32, ALIGNMENT),
+        *drafter_records(config),
+        Record(f"{ARCHITECTURE}.dspark.quantization", STRING, text),
+    ]
+    draft = Plan("drafter", recipe, text, tensors, 0, "exact", tuple(notes))
+    header = _header(draft, records)
+    plan = replace(draft, data_start=len(header))
+    _write(Path(out), plan, header, config, seed, overwrite, progress)
+    return plan.file_bytes
+
+
+def _write(
+    path: Path,
+    plan: Plan,
+    header: bytes,
+    config: ModelConfig,
+    seed: int,
+    overwrite: bool,
+    progress: Callable[[int, int, str], None] | None,
+) -> None:
     _require_space(path, plan.file_bytes)
     pools = _Pools(seed)
     with CompleteFile(path, overwrite) as file:
@@ -190,7 +270,6 @@ def write_gguf(
                 if progress is not None:
                     progress(file.position, plan.file_bytes, tensor.name)
             file.pad(ALIGNMENT)
-    return SliceReport(path, config, layer_kinds(config), plan.file_bytes, plan.main_bytes, plan.engram_bytes)
 
 
 def _plan(config: ModelConfig, recipe: str) -> tuple[Plan, bytes]:

@@ -48,11 +48,12 @@ def check_content(store: KVStore, ids: NDArray[np.int32]) -> int:
     """Everything that the store has of these tokens is right; returns how far that goes."""
     found = store.find(Prefixes(ROOT, ids))
     for page in found.pages:
-        stored = store._files.tokens(page.id)
+        stored = store._holder(page.id)._files.tokens(page.id)
         n = min(len(stored), len(ids) - page.begin)
         if page.end <= found.whole:
             np.testing.assert_array_equal(stored[:n], ids[page.begin : page.begin + n])
-            np.testing.assert_array_equal(store._files.payload(page.id, PAGE), rows(ids, page.begin, page.end))
+            payload = store._holder(page.id)._files.payload(page.id, PAGE)
+            np.testing.assert_array_equal(payload, rows(ids, page.begin, page.end))
     for position, item in found.frontiers.items():
-        np.testing.assert_array_equal(store._files.payload(item.id, FULL), frontier(ids[:position]))
+        np.testing.assert_array_equal(store._holder(item.id)._files.payload(item.id, FULL), frontier(ids[:position]))
     return found.reach

@@ -126,8 +126,11 @@ def test_a_read_only_folder_is_reported(small_disk: Path) -> None:
     with KVStore(small_disk / "s", budget="1 MiB") as store:
         assert put(store, chain(1, 300)).kept
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    with pytest.raises(StoreError, match="cannot"):
-        KVStore(small_disk / "s", budget="1 MiB")
+    with KVStore(small_disk / "s", budget="1 MiB") as store:
+        assert "Read-only" in store.read_only and "read-only" in repr(store)
+        assert check_content(store, chain(1, 300)) == 300
+        refused = put(store, chain(2, 300))
+        assert not refused.kept and "read-only (Read-only file system)" in refused.why
     with pytest.raises(StoreError, match="cannot"):
         KVStore(small_disk / "new", budget="1 MiB")
 

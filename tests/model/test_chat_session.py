@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ds4v41 import ChatError, ContextError, Message, OptionError, Reply, Session, StateError
-from ds4v41.chat import ContentDelta, ReasoningDelta
+from ds4v41.chat import ContentDelta, ReasoningDelta, render
 
 from .support import assert_as_fresh, nano
 
@@ -86,6 +86,32 @@ def test_the_next_turn_reuses_everything(options: dict[str, Any], as_dict: bool)
         assert isinstance(second.content, str) and "return a + b" in second.content
         tokens = session.tokens
         assert_as_fresh(session, tokens)
+
+
+@pytest.mark.parametrize("gap", ["", "\n", "\n\n", " ", " \n \n\n", "\t\n\n\n"])
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_white_space_in_front_of_a_tool_call_is_replayed_as_it_was(gap: str, as_dict: bool) -> None:
+    """BL-007: whatever stands between text and tool block, the replayed turn has the ids that were generated."""
+    model = nano()
+    asked = {"role": "user", "content": "List the files."}
+    called = {"id": "1", "type": "function", "function": {"name": "run", "arguments": '{"command":"ls"}'}}
+    shown = render([asked, {"role": "assistant", "content": "Let me look.", "tool_calls": [called]}], tools=TOOLS)
+    ids = [int(i) for i in shown.encode(model.tokenizer)]
+    answer = len(render([asked], tools=TOOLS, thinking=False).encode(model.tokenizer))
+    block = ids[ids.index(model.tokenizer.find_control("｜DSML｜"), answer) - 1 :]
+    assert block[-1] == model.config.eos_token_id and model.tokenizer.decode(block).startswith("<｜DSML｜ calls>")
+    forced = [*model.tokenizer.encode(f"Let me look.{gap}"), *block]
+    with model.session(context=1024) as session:
+        first = ask(session, asked, thinking=False, tools=TOOLS, mask=lambda ids: [forced[len(ids)]])
+        held = session.tokens
+        assert [call.name for call in first.tool_calls] == ["run"]
+        assert str(first.content).strip() == "Let me look."
+        assert held[first.usage.prompt_tokens :] == forced[:-1]
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "a.py"}
+        replayed = first.to_dict() if as_dict else first
+        second = ask(session, asked, replayed, result, thinking=False, tools=TOOLS, max_tokens=4)
+        assert second.usage.reused_tokens == len(held)
+        assert session.tokens[: len(held) + 1] == [*held, forced[-1]]
 
 
 def test_the_next_turn_is_as_in_a_new_session() -> None:

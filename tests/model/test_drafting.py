@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ds4v41 import _ext
-from ds4v41.checkpoint.convert import convert_drafter
+from ds4v41.checkpoint.convert import convert, convert_drafter
 from ds4v41.drafter import Drafter
 from ds4v41.errors import CheckpointError, NumericsError, OptionError, StateError
 from ds4v41.generation import GenerationOptions, TokenStream
 from ds4v41.model import Model
 from ds4v41.session import Session
+from ds4v41.synth import write_official
 from tests.golden import load
 
 CONTEXT = 256
@@ -43,7 +43,7 @@ class FakeProposer:
     def __init__(self, make: Callable[[int, int], list[int]]) -> None:
         self.make = make
 
-    def propose(self, anchor: int, most: int, worth_another: Any) -> tuple[list[int], list[float]]:
+    def propose(self, anchor: int, most: int, worth: Any) -> tuple[list[int], list[float]]:
         drafts = self.make(anchor, most)
         return drafts, [0.99] * len(drafts)
 
@@ -137,7 +137,7 @@ def test_any_proposals_give_the_same_tokens(
             return [(t + 1) % 512 for t in right]
         return right if kind == "right" else [t if rng.random() < 0.6 else rng.randrange(512) for t in right]
 
-    drafted.proposer = lambda sampler, history: FakeProposer(make)  # type: ignore[method-assign]
+    drafted.proposer = lambda sampler, history, allowed: FakeProposer(make)  # type: ignore[method-assign]
     assert drawn(drafted, prompt, drafting=drafts, **options) == want
     assert drafted._ext.live_bytes() == plain._ext.live_bytes()
     stats = drafted.stats.drafter
@@ -181,6 +181,29 @@ def test_the_context_end_is_the_same(tiny: tuple[Model, Drafter]) -> None:
         assert len(want) == context - 3
 
 
+@pytest.mark.parametrize("drafting", range(6))
+def test_short_prompts_and_tails(tiny: tuple[Model, Drafter], drafting: int) -> None:
+    """BL-013: prompts of 1 to 16 tokens, and 0 to 16 tokens behind what the session holds, at every block length."""
+    model, drafter = tiny
+    line = [(37 * i) % 500 + 4 for i in range(40)]
+    with model.session(CONTEXT) as plain, model.session(CONTEXT, drafter=drafter) as drafted:
+
+        def check(prompt: list[int]) -> None:
+            want = drawn(plain, prompt, temperature=0.0, max_tokens=7)
+            assert drawn(drafted, prompt, temperature=0.0, max_tokens=7, drafting=drafting) == want
+            assert drafted._ext.live_bytes() == plain._ext.live_bytes()
+
+        for n in range(1, 17):
+            for session in (plain, drafted):
+                session.rewind(0)
+            check(line[:n])
+        for n in range(17):
+            for session in (plain, drafted):
+                session.rewind(0)
+                session.prefill(line[:20], None)
+            check(line[: 20 + n])
+
+
 def test_a_small_chunk_limits_the_rows(tiny: tuple[Model, Drafter]) -> None:
     model, drafter = tiny
     for chunk in (1, 2, 3):
@@ -201,7 +224,8 @@ def test_masks_see_the_same_calls(tiny: tuple[Model, Drafter]) -> None:
     want = drawn(plain, [5, 6], temperature=1.0, seed=3, max_tokens=24, mask=mask)
     seen, calls[:] = list(calls), []
     assert drawn(drafted, [5, 6], temperature=1.0, seed=3, max_tokens=24, mask=mask, drafting=4) == want
-    assert calls == seen
+    assert len({tuple(text) for text in calls}) == len(calls)  # nobody asks twice
+    assert [text for text in calls if text in seen] == seen  # and what serial decoding asks is asked in its order
 
 
 def test_text_and_stop_strings_are_the_same(nano: tuple[Model, Drafter]) -> None:
@@ -306,11 +330,11 @@ class Failing(FakeProposer):
         super().__init__(lambda anchor, most: [7] * most)
         self.after, self.error = after, error
 
-    def propose(self, anchor: int, most: int, worth_another: Any) -> tuple[list[int], list[float]]:
+    def propose(self, anchor: int, most: int, worth: Any) -> tuple[list[int], list[float]]:
         self.after -= 1
         if self.after < 0:
             raise self.error
-        return super().propose(anchor, most, worth_another)
+        return super().propose(anchor, most, worth)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
@@ -321,7 +345,7 @@ def test_a_drafter_fault_turns_drafting_off_and_nothing_else(
     model, drafter = tiny
     want = drawn(model.session(CONTEXT), [5, 6], temperature=0.0, max_tokens=20)
     session = model.session(CONTEXT, drafter=drafter)
-    session.proposer = lambda sampler, history: Failing(after, error)  # type: ignore[method-assign]
+    session.proposer = lambda sampler, history, allowed: Failing(after, error)  # type: ignore[method-assign]
     assert drawn(session, [5, 6], temperature=0.0, max_tokens=20, drafting=3) == want
     assert session.stats.drafter is not None and session.stats.drafter.cycles == after
     assert type(error).__name__ in str(session.stats.drafter)
@@ -335,19 +359,7 @@ def test_nan_rows_of_the_drafter_are_a_fault(tiny: tuple[Model, Drafter]) -> Non
     model, drafter = tiny
     want = drawn(model.session(CONTEXT), [5, 6], temperature=1.0, seed=2, max_tokens=20)
     session = model.session(CONTEXT, drafter=drafter)
-
-    class NanRows:
-        def __init__(self, ext: Any) -> None:
-            self._real = ext
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._real, name)
-
-        def draft_row(self, i: int, previous: int) -> tuple[np.ndarray, float, float]:
-            row, *_ = self._real.draft_row(i, previous)
-            return np.full_like(row, math.nan), math.nan, math.nan
-
-    session._ext = NanRows(session._ext)  # type: ignore[assignment]
+    session._ext.inject_fault("draft_nan", 3)
     assert drawn(session, [5, 6], temperature=1.0, seed=2, max_tokens=20, drafting=3) == want
     assert "NaN" in (session.drafter_fault or "")
 
@@ -437,6 +449,29 @@ def test_a_drafter_file_drafts(nano: tuple[Model, Drafter], recipe: str, tmp_pat
     _, reference = both(model, own, prompt, temperature=0.0, max_tokens=60, drafting=5)
     assert drafted.stats.drafter is not None and reference.stats.drafter is not None
     assert drafted.stats.drafter.accepted > 0.6 * reference.stats.drafter.accepted > 0
+
+
+def test_a_drafter_of_other_weights_is_refused(tiny: tuple[Model, Drafter], tmp_path: Path) -> None:
+    """Same shape, other weights: a file that knows its model says so; one that does not know is taken."""
+    model, _ = tiny
+    other = tmp_path / "other"
+    write_official(other, model.config, seed=99, storage="fp8fp4", parts=("main", "engram", "drafter"))
+    with pytest.raises(CheckpointError, match="made with other weights"):
+        Drafter.open(other, model)
+    convert_drafter(other, tmp_path / "other.gguf", "q4", threads=1)
+    with pytest.raises(CheckpointError, match="made with other weights"):
+        Drafter.open(tmp_path / "other.gguf", model)
+    convert_drafter(model.path, tmp_path / "own.gguf", "q4", threads=1)
+    assert Drafter.open(tmp_path / "own.gguf", model).block_size == 5
+    convert(model.path, tmp_path / "model.gguf", "q4", threads=1)
+    with Model.open(tmp_path / "model.gguf", threads=1) as same:  # other types, the same weights
+        assert Drafter.open(tmp_path / "own.gguf", same).block_size == 5
+        assert Drafter.open(model.path, same).block_size == 5
+        with pytest.raises(CheckpointError, match="made with other weights"):
+            Drafter.open(tmp_path / "other.gguf", same)
+    unknown = tmp_path / "unknown"
+    write_official(unknown, model.config, seed=99, storage="fp8fp4", parts=("drafter",))
+    assert Drafter.open(unknown, model).block_size == 5
 
 
 def test_the_command_line_shows_what_drafting_did(call: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds4v41.admission import Admission, AdmissionConfig, Costs, TraceStep, replay
+from ds4v41.admission import Admission, AdmissionConfig, Costs, KnownCosts, TraceStep, replay
 
 # Published figures of the M3 Ultra port: serial step 31.8 ms, six-row verify 108.5 ms, draft and commit about 11 ms.
 ULTRA = Costs(31.8, 11.0, (62.0, 85.0, 106.0, 107.0, 108.5))
@@ -119,6 +119,66 @@ def test_an_impossible_time_ends_drafting_for_the_call(bad: float) -> None:
         admission.serial_step(10.0)
     assert not admission.admit()
     assert math.isfinite(admission.stats.net_ms)
+
+
+def test_where_not_even_certain_drafts_pay_it_hardly_tries() -> None:
+    """Six rows cost as much as six steps: known after three cycles, in this call and in the next."""
+    known = KnownCosts()
+    first = Admission(AdmissionConfig(stop_loss=math.inf), known=known)
+    for _ in range(16):
+        first.serial_step(10.0)
+    for _ in range(3):
+        assert first.admit()
+        first.verified(12.0, 60.0, 5, 6)
+    assert known.hopeless(5)
+    for admission in (first, Admission(known=known)):
+        waited = 0
+        while not admission.admit():
+            admission.serial_step(10.0)
+            waited += 1
+        assert waited == 1024
+    cheap = KnownCosts()
+    for _ in range(9):
+        cheap.add(0.1, 1.5, 6)
+    assert not cheap.hopeless(5) and not KnownCosts().hopeless(5)
+
+
+def test_known_costs_serve_the_next_call() -> None:
+    known = KnownCosts()
+    for _ in range(9):
+        known.add(0.5, 5.5, 6)  # six rows cost five and a half steps
+    admission = Admission(known=known)
+    for _ in range(16):
+        admission.serial_step(2.0)
+    assert admission.verify_cost(6) == pytest.approx(11.0)
+    assert admission.choose([0.8] * 5) < 5
+    assert Admission().choose([0.8] * 5) == 5  # which knows nothing yet
+
+
+def test_calls_after_winning_ones_begin_at_once_and_after_losing_ones_late() -> None:
+    known = KnownCosts()
+    won, lost = ((6, 16), (6, 16), (6, 3), (1, 3), (1, 3), (1, 3)), ((1, 64), (6, 64), (6, 64), (6, 64), (6, 3))
+    for call, (committed, entry) in enumerate(won + lost):
+        admission = Admission(known=known)
+        waited = 0
+        while not admission.admit():
+            admission.serial_step(10.0)
+            waited += 1
+        assert waited == entry, call
+        for _ in range(3):
+            admission.verified(1.0, 20.0, 5, committed)
+
+
+def test_filling_the_windows_is_lost_time_but_no_reason_to_stop() -> None:
+    admission = warmed()
+    admission.entered(1000.0)
+    assert admission.admit() and admission.stats.net_ms == admission.stats.entry_ms == 1000.0
+
+
+def test_worth_says_how_likely_drafts_must_be_for_another_one() -> None:
+    admission = warmed()  # a further row is guessed to cost 0.3 steps
+    assert admission.worth(5) == pytest.approx([0.3] * 4)
+    assert warmed(AdmissionConfig(gate="top")).worth(5) == [] == Admission().worth(5)
 
 
 def test_reasoning_is_left_alone_on_demand() -> None:

@@ -155,7 +155,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ext", "errors", "admission"),
     ("checks", "results", "stops", "tokenizer_spec", "aio", "atomic", "machine"),
     ("tokenizer", "sampling", "checkpoint", "manifest", "download"),
-    ("chat", "engram", "prefill", "synth_tokenizer", "weights_id"),
+    ("chat", "engram", "prefill", "synth_tokenizer", "weights_id", "masks"),
     ("weights",),
     ("memory", "kvstore", "ledger", "synth", "drafting"),
     ("drafter", "synth_gguf"),

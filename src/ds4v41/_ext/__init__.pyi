@@ -127,7 +127,8 @@ class DrafterBuilder:
 class Drafter:
     """A drafter's weights, shared by the sessions of its target."""
 
-    def session_bytes(self, chunk: int) -> int:
+    @property
+    def session_bytes(self) -> int:
         """Bytes that a session takes for it, beside its rings."""
 
     @property
@@ -223,30 +224,6 @@ class Session:
 
     def truncate_to_mark(self, arg: Mark, /) -> None: ...
 
-    def draft_start(self, anchor: int, n_rows: int) -> None:
-        """
-        Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.
-        """
-
-    def draft_row(self, i: int, previous: int) -> tuple:
-        """
-        Of the i-th draft after `previous`: logits [vocab], the confidence head's logit, the largest probability.
-        """
-
-    @property
-    def drafter_fault(self) -> str:
-        """Why the session dropped its drafter itself; empty while it works."""
-
-    def drop_drafter(self) -> None: ...
-
-    def draft_settle(self) -> None: ...
-
-    @property
-    def draft_context(self) -> int:
-        """Rows of the target that a draft would see now."""
-
-    def draft_captured(self) -> NDArray[numpy.float32]: ...
-
     def cancel(self) -> None:
         """From any thread: stops the run in progress (and the next one)."""
 
@@ -287,6 +264,9 @@ class Session:
         What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds), runs, tokens, seconds, missing; or None.
         """
 
+    def draft_ledger(self) -> object:
+        """The same of the drafter: its runs are draft blocks."""
+
     def fill_for_benchmark(self, position: int, seed: int) -> None:
         """
         Benchmarks only: random caches and tokens up to an even position, in an empty session.
@@ -309,6 +289,45 @@ class Session:
 
     def live_bytes(self) -> bytes:
         """The live state: equal bytes mean equal futures."""
+
+    def draft_start(self, anchor: int, n_rows: int) -> None:
+        """
+        Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.
+        """
+
+    def draft_draw(self, sampler: sampling.Sampler, seed: int, anchor: int, before: Sequence[int], n: int, worth: Sequence[float], history: sampling.TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple[list[int], list[float]]:
+        """
+        The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token of each row). Stops early when the product of the chances so far is not above `worth` of that many drafts.
+        """
+
+    def draft_row(self, i: int, previous: int) -> tuple:
+        """
+        Of the i-th draft after `previous`: logits [vocab], the confidence head's logit, the largest probability.
+        """
+
+    @property
+    def drafter_fault(self) -> str:
+        """Why the session dropped its drafter itself; empty while it works."""
+
+    def drop_drafter(self) -> None: ...
+
+    def draft_settle(self) -> None:
+        """
+        Puts the captured rows that a draft would see into its windows, which draft_start() does otherwise.
+        """
+
+    @property
+    def draft_unsettled(self) -> int:
+        """How many rows that would be now."""
+
+    @property
+    def draft_context(self) -> int:
+        """Rows of the target that a draft would see now."""
+
+    def draft_captured(self) -> NDArray[numpy.float32]: ...
+
+    def inject_fault(self, point: str, after: int = 0, kind: str = 'runtime') -> None:
+        """Tests only: the point fails once, after it was passed `after` times."""
 
     def rows_bytes(self, begin: int, end: int) -> int:
         """Bytes that export_rows(begin, end) returns."""

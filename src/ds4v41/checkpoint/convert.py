@@ -36,6 +36,7 @@ from .gguf_dialect import (
     DRAFTER_ARCHITECTURE,
     I32,
     STRING,
+    TARGET_KEY,
     U32,
     Record,
     config_records,
@@ -43,6 +44,7 @@ from .gguf_dialect import (
     engram_records,
 )
 from .gguf_writer import CompleteFile, pack_header, pack_tensor
+from .lineage import lineage
 from .safetensors import CONFIG, TOKENIZER, open_folder
 from .spec import TensorSpec
 from .tensors import Checkpoint, Tensor
@@ -203,7 +205,9 @@ class _Job:
         calibration = Record("calibration", STRING, "none (least squared error)")
         if self.kind == "drafter":
             tail = _prefixed(f"{ARCHITECTURE}.dspark.", (quantization, calibration))
-            return [*general, *drafter_records(self.config), *tail], "exact"
+            made_with = None if self.checkpoint is None else lineage(self.config, self.checkpoint.tensors)
+            known = [] if made_with is None else [Record(TARGET_KEY, STRING, made_with)]
+            return [*general, *drafter_records(self.config), *tail, *known], "exact"
         stored = json.dumps(self.raw_config, sort_keys=True, separators=(",", ":"))
         records = [*general, Record(f"{ARCHITECTURE}.config", STRING, stored)]
         how = "exact"

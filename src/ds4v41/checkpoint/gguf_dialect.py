@@ -115,6 +115,10 @@ def engram_encoding(config: ModelConfig) -> str:
     return f"e4m3_e8m0_{SCALE_GROUP}_row{engram_row_bytes(config)}"
 
 
+TARGET_KEY = f"{ARCHITECTURE}.dspark.target_lineage"
+"""Which model a drafter was made with (lineage.py); files of other makers do not have it."""
+
+
 def drafter_records(config: ModelConfig) -> list[Record]:
     """The entries of a DSpark file that repeat the configuration, in writing order."""
     stages = config.num_nextn_predict_layers

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .config import ModelConfig
-from .gguf_dialect import BARE_DRAFTER_ARCHITECTURE, DRAFTER_ARCHITECTURE
+from .gguf_dialect import BARE_DRAFTER_ARCHITECTURE, DRAFTER_ARCHITECTURE, TARGET_KEY
 from .gguf_header import GgufHeader, read_header
 from .gguf_tensors import bind_tensors
 from .tensors import Checkpoint, raise_problems
@@ -49,6 +49,8 @@ class DrafterInfo:
     values: dict[str, int | tuple[int, ...]]
     """By name of the configuration field, e.g. dspark_block_size."""
     quantization: str | None
+    target: str | None = None
+    """Lineage of the model that it was made with, if the file says so."""
     problems: tuple[str, ...] = ()
 
 
@@ -72,7 +74,9 @@ def read_drafter_info(header: GgufHeader) -> DrafterInfo:
             _take(header, style + name, field, values, problems)
     quantization = header.get(style + "quantization")
     text = quantization if isinstance(quantization, str) else None
-    return DrafterInfo(header.architecture, style, values, text, tuple(problems))
+    target = header.get(TARGET_KEY)
+    made_with = target if isinstance(target, str) else None
+    return DrafterInfo(header.architecture, style, values, text, made_with, tuple(problems))
 
 
 def _take(
@@ -115,4 +119,6 @@ def open_drafter(path: str | PathLike[str], config: ModelConfig, *, strict: bool
     tensors = bind_tensors(header, config, ("drafter",), problems)
     if strict:
         raise_problems(str(header.path), problems, _ADVICE)
-    return Checkpoint(path=header.path, dialect="gguf", config=config, tensors=tensors, problems=problems)
+    checkpoint = Checkpoint(path=header.path, dialect="gguf", config=config, tensors=tensors, problems=problems)
+    checkpoint.target_lineage = info.target
+    return checkpoint

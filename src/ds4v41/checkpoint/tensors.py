@@ -116,6 +116,8 @@ class Checkpoint:
     """What generation_config.json says."""
     tokenizer_metadata: Mapping[str, Any] | None = None
     """Tokenizer data stored in the file itself (GGUF): tokens, types, merges, bos, eos."""
+    target_lineage: str | None = None
+    """Of a drafter's file: the lineage of the model that it was made with, if it says so."""
     problems: list[str] = field(default_factory=list)
     """Faults found when opened with strict=False; empty otherwise, since faults raise."""
     stored_token_map: Sequence[int] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import uuid
@@ -37,6 +38,18 @@ class Files:
         """Make the folders (mode 0700); raises OSError where that is not possible."""
         for path in (self.folder, self.objects, self.tmp):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def why_not_writable(self) -> str:
+        """Why a store that is there cannot be written to; empty when it can, or when it is not there yet."""
+        if not self.objects.is_dir():
+            return ""
+        probe = self.objects / f"probe.{HOST}.{os.getpid()}.{uuid.uuid4().hex}"
+        try:
+            os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            return str(error.strerror) if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else ""
+        probe.unlink(missing_ok=True)
+        return ""
 
     def path(self, name: bytes, kind: int) -> Path:
         """Where an object is."""

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ..errors import StoreError
 from .format import BLOCK, ENCODER, FULL, PAGE, Prefixes
-from .index import Index
 from .policy import Item
 
 MAX_LOOKS = 16
@@ -40,9 +39,14 @@ class Found:
 
 
 def find(
-    index: Index, read_tokens: Callable[[bytes], NDArray[np.int32]], prefixes: Prefixes, partial: bool = True
+    of_block: Callable[[bytes, bytes], list[Item]],
+    read_tokens: Callable[[bytes], NDArray[np.int32]],
+    prefixes: Prefixes,
+    partial: bool = True,
 ) -> Found:
-    """Look along the prefixes. partial: also use the first part of a page that goes another way further on."""
+    """Look along the prefixes. of_block(block, root): objects that end in that block, as `Index.of_block`.
+
+    partial: also use the first part of a page that goes another way further on."""
     reach: dict[int, Item | None] = {0: None}  # position -> page that ends there
     frontiers: dict[int, dict[int, Item]] = {FULL: {}, ENCODER: {}}
     total = len(prefixes)
@@ -52,7 +56,7 @@ def find(
         start = block * BLOCK
         if start not in reach:
             break
-        items = index.of_block(prefixes.start(block), prefixes.root)
+        items = of_block(prefixes.start(block), prefixes.root)
         for item in sorted(items, key=lambda i: (i.end, i.begin)):
             if item.end > total or prefixes.node(item.end) != item.node:
                 continue

@@ -25,6 +25,10 @@ class MemoryFiles:
     def create(self) -> None:
         """Nothing to make."""
 
+    def why_not_writable(self) -> str:
+        """Memory can be written to."""
+        return ""
+
     def write(self, header: Header, tokens: NDArray[np.int32], payload: NDArray[np.uint8]) -> Path:
         """Keep a copy aside."""
         key = Path(f"{len(self._aside)}-{header.id.hex()}")

@@ -36,6 +36,10 @@ class StoreStats:
     written_bytes: int
     restored_tokens: int = 0
     damaged: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    """What the tree in memory above the folder holds."""
+    read_only: str = ""
+    """Why nothing is written to the folder; empty when it can be."""
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, for JSON."""
@@ -46,6 +50,8 @@ class StoreStats:
             f"{self.path}: {human(self.disk_bytes)} of {human(self.budget)}; {self.pages:,} pages "
             f"({human(self.page_bytes)}), {self.frontiers:,} frontiers ({human(self.frontier_bytes)}), {self.roots} "
             f"model(s); {human(self.written_bytes)} written"
+            + (f"; {human(self.memory_bytes)} in memory above it" if self.memory_bytes else "")
+            + (f"; read-only ({self.read_only})" if self.read_only else "")
         )
 
     def _repr_html_(self) -> str:

@@ -9,6 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -48,14 +49,31 @@ class KVStore:
         by the sessions of this process.
     budget: bytes, or text such as "64 GiB"; everything below the folder counts. None: 64 GiB or a quarter of the free
         disk, whichever is less (1 GiB in memory).
+    memory: bytes of a second tree in memory, above the folder's: what sessions of this process put is there as well,
+        and is taken from there first. None: no such tree.
+    read_only: never write to the folder; puts are kept in `memory` or say that they were not kept. A folder that cannot
+        be written to is opened like this by itself, with a warning.
 
     Opening never deletes anything. Raises StoreError when the folder cannot be made or read.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None, budget: int | str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        budget: int | str | None = None,
+        *,
+        memory: int | str | None = None,
+        read_only: bool = False,
+    ) -> None:
         if path is not None and not isinstance(path, (str, os.PathLike)):
             raise OptionError(f"path: expected text, a path or None, found {path!r}")
         self.path = None if path is None else Path(path).expanduser()
+        if not isinstance(read_only, bool):
+            raise OptionError(f"read_only: expected True or False, found {read_only!r}")
+        if path is None and (memory is not None or read_only):
+            raise OptionError("memory and read_only go with a path: a store without one is all memory")
+        self._above = None if memory is None else KVStore(None, parse_size("memory", memory))
+        self._no_writes = "read_only=True" if read_only else ""
         self._given = None if budget is None else parse_size("budget", budget)
         self._files: Files | MemoryFiles = MemoryFiles() if self.path is None else Files(self.path)
         self._lock = threading.RLock()
@@ -68,8 +86,16 @@ class KVStore:
         self._warn_once()
 
     def _open(self) -> None:
+        if self.path is not None and not self._no_writes:
+            self._no_writes = self._files.why_not_writable()
+            if self._no_writes:
+                log.warning("%s is opened read-only (%s): nothing will be put there", self.path, self._no_writes)
         if self.path is None:
             self._index = Index(None)
+        elif self._no_writes:
+            if not (self.path / "objects").is_dir():
+                raise StoreError(f"{self.path}: there is no store here, and none can be made ({self._no_writes})")
+            self._index = Index(None)  # made from the objects: SQLite would have to write beside its file
         else:
             try:
                 self._files.create()
@@ -91,9 +117,29 @@ class KVStore:
 
     # ---- looking ----------------------------------------------------------------------------------------------
 
+    @property
+    def read_only(self) -> str:
+        """Why nothing is written to the folder; empty when it can be."""
+        return self._no_writes
+
     def find(self, prefixes: Prefixes, partial: bool = True) -> Found:
-        """What is stored of these tokens."""
-        return find(self._index, self._files.tokens, prefixes, partial)
+        """What is stored of these tokens, in the folder and in the memory above it."""
+        above = self._above
+        if above is None:
+            return self._find_here(prefixes, partial)
+
+        def of_block(block: bytes, root: bytes) -> list[Item]:
+            items = {item.id: item for item in self._index.of_block(block, root)}
+            return list((items | {item.id: item for item in above._index.of_block(block, root)}).values())
+
+        return find(of_block, lambda name: self._holder(name)._files.tokens(name), prefixes, partial)
+
+    def _find_here(self, prefixes: Prefixes, partial: bool) -> Found:
+        return find(self._index.of_block, self._files.tokens, prefixes, partial)
+
+    def _holder(self, name: bytes) -> KVStore:
+        """The tree that an object is taken from."""
+        return self if self._above is None or not self._above._index.has([name]) else self._above
 
     def load(self, session: _ext.Session, pages: Sequence[Item]) -> None:
         """Put the rows of pages into a session that is being restored. Raises StoreError at the first page that is
@@ -101,12 +147,13 @@ class KVStore:
         if pages:
             session.expect_rows(pages[-1].end)
         for page in pages:
-            with self._dropping(page):
-                if isinstance(self._files, MemoryFiles):
-                    header, payload = self._files.rows(page.id)
+            holder = self._holder(page.id)
+            with holder._dropping(page):
+                if isinstance(holder._files, MemoryFiles):
+                    header, payload = holder._files.rows(page.id)
                     session.import_rows(header.begin, header.end, payload)
                 else:
-                    self._read(self._files, session, page)
+                    self._read(holder._files, session, page)
         if pages:
             self._restored += pages[-1].end - pages[0].begin
 
@@ -121,11 +168,12 @@ class KVStore:
 
     def load_frontier(self, session: _ext.Session, frontier: Item) -> None:
         """Put window rows into a session at the frontier's position. Raises StoreError as `load`."""
-        with self._dropping(frontier):
-            if isinstance(self._files, MemoryFiles):
-                session.import_frontier(self._files.payload(frontier.id, frontier.kind))
+        holder = self._holder(frontier.id)
+        with holder._dropping(frontier):
+            if isinstance(holder._files, MemoryFiles):
+                session.import_frontier(holder._files.payload(frontier.id, frontier.kind))
                 return
-            fd, header = self._files.open(frontier.id, frontier.kind)
+            fd, header = holder._files.open(frontier.id, frontier.kind)
             with closing_fd(fd):
                 try:
                     session.read_frontier(fd, header.payload_offset, header.payload_bytes, header.payload_sum)
@@ -142,7 +190,8 @@ class KVStore:
                 raise StoreError(f"{error}: the store cannot be read now") from error
             with contextlib.suppress(OSError, sqlite3.Error):
                 self._index.delete([item.id])
-                self._unlink([item])
+                if not self._no_writes:
+                    self._unlink([item])
             if not isinstance(error, FileNotFoundError):
                 text = f"{KIND_NAMES[item.kind]} of positions {item.begin:,} to {item.end:,}: {error}"
                 self._damaged.append(text)
@@ -151,6 +200,8 @@ class KVStore:
 
     def touch(self, items: Sequence[Item], gain: float = 1.0, factor: float = 1.0, least: float = FRESH) -> None:
         """These were useful: they stay longer. Written down with the next put, or when some have come together."""
+        if self._above is not None:
+            self._above.touch(items, gain, factor, least)
         with self._lock:
             self._uses.append(([item.id for item in items], gain, factor, least))
             if len(self._uses) >= USES_AT_ONCE:
@@ -171,22 +222,43 @@ class KVStore:
 
         Never raises for a full or failing disk: the result says what was not kept, and why.
         """
-        position = len(prefixes)
-        if position == 0:
+        if len(prefixes) == 0:
             return PutResult(0, True)
+        above = None
+        if self._above is not None:
+            above = self._above._put_here(session, prefixes, numerics, frontier, weight, self.find(prefixes, False))
+        if self._no_writes:
+            result = PutResult(len(prefixes), False, why=f"not kept: the store is read-only ({self._no_writes})")
+        else:
+            result = self._put_here(session, prefixes, numerics, frontier, weight, None)
+        if above is not None and above.kept and not result.kept:
+            return replace(above, why=f"in memory only; in the folder {result.why}")
+        return result
+
+    def _put_here(
+        self,
+        session: _ext.Session,
+        prefixes: Prefixes,
+        numerics: str,
+        frontier: bool,
+        weight: float,
+        found: Found | None,
+    ) -> PutResult:
+        position = len(prefixes)
         with self._lock:
             try:
-                return self._put(session, prefixes, numerics, frontier, weight)
+                found = self._find_here(prefixes, False) if found is None else found
+                return self._put(session, prefixes, numerics, frontier, weight, found)
             except (OSError, sqlite3.Error, StoreError) as error:
                 why = f"not kept: {error}"
                 log.warning("%s: checkpoint at %s %s", self.path or "memory", position, why)
                 return PutResult(position, False, why=why)
 
     def _put(
-        self, session: _ext.Session, prefixes: Prefixes, numerics: str, frontier: bool, weight: float
+        self, session: _ext.Session, prefixes: Prefixes, numerics: str, frontier: bool, weight: float, found: Found
     ) -> PutResult:
+        """found: what need not be put."""
         position = len(prefixes)
-        found = self.find(prefixes, partial=False)
         new = [*self._new_pages(session, prefixes, numerics, found.whole)]
         there = found.frontiers.get(position) or (None if session.ready else found.encoders.get(position))
         if frontier and there is None:
@@ -349,6 +421,8 @@ class KVStore:
             written_bytes=self._index.written(),
             restored_tokens=self._restored,
             damaged=tuple(self._damaged),
+            memory_bytes=0 if self._above is None else self._above._usage(),
+            read_only=self._no_writes,
         )
 
     def other_bytes(self, root: bytes) -> int:
@@ -359,6 +433,8 @@ class KVStore:
         """Bring the store below its budget (or a smaller one, this once); list what goes, or with dry_run would go.
         Also removes what dead writers left, and takes in objects that the index does not know."""
         limit = self.budget if budget is None else parse_size("budget", budget)
+        if self._no_writes and not dry_run:
+            raise StoreError(f"{self.path}: cannot be pruned, the store is read-only ({self._no_writes})")
         with self._lock:
             self._write_uses()
             adopted = self._upkeep.adopt()
@@ -406,6 +482,8 @@ class KVStore:
 
     def close(self) -> None:
         """Close the index; the store stays on disk."""
+        if self._above is not None:
+            self._above.close()
         self._write_uses()
         self._index.close()
 
@@ -418,7 +496,9 @@ class KVStore:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<KVStore {self.path or 'in memory'}: budget {human(self.budget)}>"
+        more = f", read-only ({self._no_writes})" if self._no_writes else ""
+        more += f", {human(self._above.budget)} in memory above it" if self._above is not None else ""
+        return f"<KVStore {self.path or 'in memory'}: budget {human(self.budget)}{more}>"
 
 
 def open_index(folder: Path, log: logging.Logger) -> Index:
