@@ -54,6 +54,7 @@ class Kernel:
     params: list[Param]
     offset: int  # where its glue goes, -1: the end
     synchronises: bool = True
+    constants: int = 0  # bit i: it can reach the function constant of index i
 
 
 @dataclass
@@ -171,8 +172,8 @@ def parse_kernels(text: Text, code: str) -> list[Kernel]:
     return kernels
 
 
-def mark_synchronisation(code: str, kernels: list[Kernel]) -> None:
-    """A kernel synchronises when any function or type that it can reach names a barrier or a simdgroup operation."""
+def mark_what_is_reached(code: str, kernels: list[Kernel]) -> None:
+    """Does a function or type that a kernel can reach name a barrier, a simdgroup operation, a function constant?"""
     mentions: dict[str, set[str]] = {}
     for found in BLOCK.finditer(code):
         end = closing(code, found.end() - 1, "{}")
@@ -187,6 +188,7 @@ def mark_synchronisation(code: str, kernels: list[Kernel]) -> None:
                 reached.add(word)
                 todo += mentions.get(word, ())
         kernel.synchronises = any(SYNC.match(word) for word in reached)
+        kernel.constants = sum(1 << int(m[3]) for m in CONSTANT.finditer(code) if m[2] in reached)
 
 
 def argument(p: Param) -> str:
@@ -245,7 +247,7 @@ def family_source(text: Text) -> str:
     family = text.path.stem
     code = without_comments(text.body)
     kernels = parse_kernels(text, code)
-    mark_synchronisation(code, kernels)
+    mark_what_is_reached(code, kernels)
     spans = [(m.start(), m.end(), m[1]) for m in EXPORT.finditer(code)]
     by_host = {k.host: k for k in kernels}
     for start, end, host in reversed(spans):
@@ -260,11 +262,13 @@ def family_source(text: Text) -> str:
     out += [glue(k) for k in kernels if k.offset < 0]
     constants = []
     for found in CONSTANT.finditer(code):
+        if int(found[3]) > 31:
+            raise Refused(f"{label(text.path)}: function constant {found[2]}: indices are 0 to 31 here")
         if found[1] not in CONSTANT_TYPES:
             raise Refused(f"{label(text.path)}: function constant {found[2]} is a {found[1]}; use bool, int, uint, float")
         constants.append(f'{{"{found[2]}", {found[3]}, ::ds4::standin::ConstantType::{CONSTANT_TYPES[found[1]]}, &{found[2]}}}')
     rows = [f'{{"{k.host}", ds4_params_{k.host}, {sum(p.index >= 0 for p in k.params)}, '
-            f"{'true' if k.synchronises else 'false'}, ds4_thunk_{k.host}}}" for k in kernels]  # fmt: skip
+            f"{'true' if k.synchronises else 'false'}, {k.constants}u, ds4_thunk_{k.host}}}" for k in kernels]  # fmt: skip
     return "\n".join([
         "// Generated from metal/. Do not edit.",
         '#include "metal_standin/kernel/msl.h"',

@@ -76,8 +76,8 @@ bool validate(const Launch& l, Report& report) {
   for (int i = 0; i < l.family->n_constants; ++i) {
     const FunctionConstant& c = l.family->constants[i];
     const auto set = std::find_if(l.constants.begin(), l.constants.end(), [&](const ConstantValue& v) { return v.index == c.index; });
-    if (set != l.constants.end() && set->type != c.type)
-      report.add("kernel " + std::string(l.kernel->name) + ": function constant '" + c.name + "' has another type");
+    if ((l.kernel->constants >> c.index & 1u) != 0 && set == l.constants.end())
+      report.add("kernel " + std::string(l.kernel->name) + ": function constant '" + c.name + "' (index " + std::to_string(c.index) + ") has no value");
   }
   return before && report.empty();
 }

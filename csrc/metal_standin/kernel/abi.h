@@ -50,6 +50,7 @@ struct Kernel {
   const Param* params;
   int n_params;
   bool synchronises;  // has barriers or simdgroup operations: its threads need stacks of their own
+  uint32_t constants; // bit i: uses the function constant of index i
   Thunk thunk;
 };
 struct Family {  // one compiled .metal file
