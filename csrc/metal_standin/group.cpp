@@ -12,8 +12,6 @@ namespace {
 
 thread_local Group* t_group = nullptr;
 
-constexpr size_t kArenaBytes = kMaxThreadgroupBytes;
-
 uint64_t mix(uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -108,6 +106,22 @@ void Group::place_threads(uint64_t index) {
   }
 }
 
+void Group::place_memory() {
+  const size_t gap = shadow_ != nullptr ? Shadow::kGap : 0;
+  for (int i = 0; i < kMaxBuffers; ++i) pointers_.buffer[i] = launch_->buffers[i].data;
+  size_t used = 0;
+  locals_.clear();
+  for (int i = 0; i < kernel_->n_params; ++i) {
+    const Param& p = kernel_->params[i];
+    if (p.kind != ParamKind::threadgroup) continue;
+    const size_t bytes = launch_->threadgroup_bytes[p.index];
+    pointers_.threadgroup[p.index] = arena_ + used;
+    locals_.push_back({used, bytes, p.index, p.name});
+    used += bytes + gap;
+  }
+  std::memset(arena_, 0xff, used);  // NaN: nothing may rely on what a threadgroup finds
+}
+
 bool Group::run(const Launch& launch, uint64_t index, Shadow* shadow, Report& report) {
   launch_ = &launch;
   kernel_ = shadow != nullptr ? launch.checked : launch.kernel;
@@ -115,16 +129,10 @@ bool Group::run(const Launch& launch, uint64_t index, Shadow* shadow, Report& re
   report_ = &report;
   failed_ = false;
   t_group = this;
-  for (int i = 0; i < kMaxBuffers; ++i) pointers_.buffer[i] = launch.buffers[i].data;
-  size_t used = 0;
-  for (int i = 0; i < kMaxBuffers; ++i) {
-    pointers_.threadgroup[i] = launch.threadgroup_bytes[i] != 0 ? arena_ + used : nullptr;
-    used += launch.threadgroup_bytes[i];
-  }
-  std::memset(arena_, 0xff, used);  // NaN: nothing may rely on what a threadgroup finds
+  place_memory();
   place_threads(index);
   ++device_epoch_, ++group_epoch_;
-  if (shadow_ != nullptr) shadow_->begin_group(index);
+  if (shadow_ != nullptr) shadow_->begin_group();
   // Checked kernels always get fibers: their stacks tell private memory from foreign memory.
   flat_ = !kernel_->synchronises && shadow_ == nullptr;
   if (flat_) run_flat();
@@ -133,7 +141,23 @@ bool Group::run(const Launch& launch, uint64_t index, Shadow* shadow, Report& re
   return !failed_;
 }
 
+// One fiber runs all threads, so that a fault can leave it half-way like any other.
 void Group::run_flat() {
+  if (!flat_started_) stacks_.start(flat_context_, kMaxThreads, flat_main);
+  flat_started_ = true;
+  switch_context(main_, flat_context_);
+  if (failed_) flat_started_ = false;
+}
+
+void Group::flat_main() {
+  for (;;) {
+    Group& g = current();
+    g.flat_loop();
+    switch_context(g.flat_context_, g.main_);
+  }
+}
+
+void Group::flat_loop() {
   for (int s = 0; s < n_simds_; ++s) {
     Simd& simd = simds_[simd_order_[s]];
     for (int b = 0; b < simd.n; ++b) {
@@ -211,7 +235,6 @@ const Slot* Group::meet(const void* operand, size_t bytes, const Site& site) {
   if (++s.arrived == kSimdWidth) {
     s.arrived = 0;
     s.phase ^= 1;
-    if (bytes == 0) ++s.epoch;
     s.ready = ~0u;
     for (int i = 0; i < kSimdWidth; ++i) lanes_[s.first + i].state = Lane::State::ready;
   } else {
@@ -221,6 +244,14 @@ const Slot* Group::meet(const void* operand, size_t bytes, const Site& site) {
   }
   next();
   return s.slots[phase];
+}
+
+void Group::simd_barrier(unsigned flags, const Site& site) {
+  Simd& s = *running_->simd;
+  const bool last = s.arrived == kSimdWidth - 1;
+  if (last && (flags & 1u) != 0) ++s.epoch[0];
+  if (last && (flags & 2u) != 0) ++s.epoch[1];
+  meet(nullptr, 0, site);
 }
 
 void Group::wait(unsigned flags, const Site& site) {
@@ -240,11 +271,13 @@ void Group::wait(unsigned flags, const Site& site) {
 }
 
 void Group::fault(const std::string& what, const Site& site) {
-  report_->add("kernel " + std::string(kernel_->name) + ", " + thread_name(running_->place) + ", " + where(site) + ": " + what);
+  stop("kernel " + std::string(kernel_->name) + ", " + thread_name(running_->place) + ", " + where(site) + ": " + what);
+}
+
+void Group::stop(std::string text) {
+  report_->add(std::move(text));
   failed_ = true;
-  if (flat_) std::abort();  // a bug of the generator, found by its own tests
-  Lane* me = running_;
-  switch_context(me->context, main_);
+  switch_context(flat_ ? flat_context_ : running_->context, main_);
   __builtin_unreachable();
 }
 
@@ -266,7 +299,7 @@ std::string Group::who_waits() const {
 // ---------------------------------------------------------------- the kernel's side
 
 const Slot* simd_meet(const void* operand, size_t bytes, const Site& site) { return Group::current().meet(operand, bytes, site); }
-void simd_wait(unsigned, const Site& site) { Group::current().meet(nullptr, 0, site); }
+void simd_wait(unsigned flags, const Site& site) { Group::current().simd_barrier(flags, site); }
 void threadgroup_wait(unsigned flags, const Site& site) { Group::current().wait(flags, site); }
 int lane_of_caller() { return static_cast<int>(Group::current().running().place.lane); }
 int lane_count() { return Group::current().running().simd->n; }

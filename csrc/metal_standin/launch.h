@@ -20,6 +20,7 @@ struct Binding {  // memory behind one buffer index; bytes 0: nothing is bound
   uint64_t bytes = 0;
   bool read_only = false;   // setBytes: Metal gives the kernel a copy
   uint32_t phase = 0;       // accesses of dispatches in one phase have no order between them (checked mode)
+  bool watched = true;      // false: nobody writes this memory in that phase, so nothing can conflict
 };
 
 struct ConstantValue {
