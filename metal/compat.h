@@ -33,8 +33,8 @@ using namespace metal;
 
 #elif defined(DS4_LINT)  // clang with real address spaces; tests/standin/lint/msl_lint.h is included
 #define KERNEL_INLINE static inline
-#define FUNCTION_CONSTANT(type, name, index) static type name
-#define CONSTANT_TABLE(type, name, n) static const constant type name[n]
+#define FUNCTION_CONSTANT(type, name, index) extern constant type name
+#define CONSTANT_TABLE(type, name, n) static constant type name[n]
 #define EXPORT_KERNEL(host, fn, ...) template decltype(fn<__VA_ARGS__>) fn<__VA_ARGS__>
 #define DS4_SQRT(x) sqrt(x)
 

@@ -1,7 +1,8 @@
 """Translates the kernels of this folder for the stand-in, and embeds their text for Metal. Run by CMake.
 
-    generate.py OUTPUT_FOLDER FILE.metal...        one C++ file a family, registry.cpp, sources.cpp
-    generate.py --check FILE.metal...              only the rules of docs/metal.md
+    generate.py OUTPUT_FOLDER FILE.metal...          one C++ file a family for the stand-in; registry.cpp, sources.cpp
+    generate.py --embed OUTPUT_FOLDER FILE.metal...  only sources.cpp
+    generate.py --lint OUTPUT_FOLDER FILE.metal...   one C++ file a family for clang with address spaces
 
 Newlines are never removed and every piece of text says where it came from, so compilers and reports name lines of the
 .metal files.
@@ -11,8 +12,11 @@ from __future__ import annotations
 
 import re
 import sys
+from bisect import bisect
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import rules
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[ \t]*$', re.MULTILINE)
 COMMENT_OR_STRING = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -242,23 +246,54 @@ def translate(code: str) -> str:
     return re.sub(r"\bkernel\b", "DS4_KERNEL", code)
 
 
+def check_rules(text: Text, code: str) -> None:
+    shared = {f"metal/{name}" for name in (*KEPT, "numerics.h")}  # for every compiler: types that are no kernel's
+    n_before = [0]
+    for i, c in enumerate(code):
+        if c == "\n":
+            n_before.append(i + 1)
+
+    def own(offset: int) -> bool:
+        return text.origins[bisect(n_before, offset) - 1][0] not in shared
+
+    problems = [f"{where(text, offset)}: {why}" for offset, why in rules.check(code, own, closing)]
+    if problems:
+        raise Refused("\n".join(problems))
+
+
+def lint_source(text: Text) -> str:
+    """The text as it stands, for clang: attributes blanked, compat.h has the rest."""
+    code = without_comments(text.body)
+    check_rules(text, code)
+    parse_kernels(text, code)
+    code = re.sub(r"\bkernel\b", "      ", ATTRIBUTE.sub(blank, code))
+    return "\n".join(['#include "msl_lint.h"', *with_lines(code.split("\n"), text.origins)]) + "\n"
+
+
+def with_lines(lines: list[str], origins: list[tuple[str, int]]) -> list[str]:
+    """The lines, with #line wherever the next one is not the next one of the same file."""
+    out, expected = [], ("", 0)
+    for line, origin in zip(lines, origins, strict=True):
+        if origin != expected:
+            out.append(f'#line {origin[1]} "{origin[0]}"')
+        out.append(line)
+        expected = (origin[0], origin[1] + 1)
+    return out
+
+
 def family_source(text: Text) -> str:
     """The C++ file of one family; the macro DS4_FAMILY names what it defines (one name a build of it)."""
     family = text.path.stem
     code = without_comments(text.body)
+    check_rules(text, code)
     kernels = parse_kernels(text, code)
     mark_what_is_reached(code, kernels)
     spans = [(m.start(), m.end(), m[1]) for m in EXPORT.finditer(code)]
     by_host = {k.host: k for k in kernels}
     for start, end, host in reversed(spans):
         code = code[:start] + f"@{host}@" + "\n" * code.count("\n", start, end) + code[end:]
-    lines, out, expected = translate(code).split("\n"), [], ("", 0)
-    for line, origin in zip(lines, text.origins, strict=True):
-        if origin != expected:
-            out.append(f'#line {origin[1]} "{origin[0]}"')
-        line = re.sub(r"@(\w+)@", lambda m: glue(by_host[m[1]]), line)
-        out.append(line)
-        expected = (origin[0], origin[1] + 1)
+    lines = [re.sub(r"@(\w+)@", lambda m: glue(by_host[m[1]]), line) for line in translate(code).split("\n")]
+    out = with_lines(lines, text.origins)
     out += [glue(k) for k in kernels if k.offset < 0]
     constants = []
     for found in CONSTANT.finditer(code):
@@ -289,13 +324,7 @@ def literal(text: str) -> str:
 def embedded(path: Path) -> str:
     """The text that Metal compiles: all includes in place, lines named."""
     text = load(path)
-    out, expected = [], ("", 0)
-    for line, origin in zip(text.body.split("\n"), text.origins, strict=True):
-        if origin != expected:
-            out.append(f'#line {origin[1]} "{origin[0]}"')
-        out.append(line)
-        expected = (origin[0], origin[1] + 1)
-    return "\n".join(out) + "\n"
+    return "\n".join(with_lines(text.body.split("\n"), text.origins)) + "\n"
 
 
 def sources_file(paths: list[Path]) -> str:
@@ -321,13 +350,18 @@ def write(path: Path, text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    mode = arguments.pop(0) if arguments[0].startswith("--") else ""
     out, paths = Path(arguments[0]), [Path(p) for p in arguments[1:]]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for path in paths:
-            write(out / f"{path.stem}.cpp", family_source(load(path, KEPT)))
-        write(out / "sources.cpp", sources_file(paths))
-        write(out / "registry.cpp", registry_file(paths))
+        if mode != "--embed":
+            translate_one = lint_source if mode == "--lint" else family_source
+            for path in paths:
+                write(out / f"{path.stem}.cpp", translate_one(load(path, KEPT)))
+        if mode != "--lint":
+            write(out / "sources.cpp", sources_file(paths))
+        if not mode:
+            write(out / "registry.cpp", registry_file(paths))
     except Refused as refusal:
         print(f"metal/generate.py: {refusal}", file=sys.stderr)
         return 1

@@ -61,7 +61,7 @@ std::string source_line(const void* code) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   const size_t note = text.find(" (");
   if (note != std::string::npos) text.resize(note);
-  if (text.empty() || text[0] == '?' || text.back() == '?' || text.back() == '0') return "";
+  if (text.empty() || text[0] == '?' || text.back() == '?' || (text.size() > 1 && text.compare(text.size() - 2, 2, ":0") == 0)) return "";
   const size_t folder = text.rfind('/', text.rfind('/') - 1);
   return "at " + (folder == std::string::npos ? text : text.substr(folder + 1));
 }

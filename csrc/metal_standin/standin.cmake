@@ -48,7 +48,7 @@ foreach(variant ${variants})
       # The instrumentation of the thread sanitizer with handlers of our own (shadow.cpp); its runtime is not linked.
       target_compile_definitions(${target} PRIVATE DS4_STANDIN_CHECKED=1)
       # -O1: above it gcc turns loops into calls of memset and memcpy, which nobody would see.
-      target_compile_options(${target} PRIVATE -O1 -g1 -fno-builtin-memset -fno-builtin-memcpy -fsanitize=thread)
+      target_compile_options(${target} PRIVATE -O1 -g1 -gdwarf-4 -fno-builtin-memset -fno-builtin-memcpy -fsanitize=thread)
     endif()
     list(APPEND kernel_objects $<TARGET_OBJECTS:${target}>)
   endforeach()

@@ -31,7 +31,9 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "kv": frozenset({"base", "contract"}),
     "cpu": frozenset({"base", "contract", "metal"}),
     "engine": frozenset({"base", "kv", "engram", "factory"}),
-    "bindings": frozenset({"base", "convert", "engram", "sampling", "kv", "engine", "factory"}),
+    "metal_host": frozenset({"base", "contract", "metal"}),
+    "metal_standin": frozenset({"base", "metal"}),
+    "bindings": frozenset({"base", "convert", "engram", "sampling", "kv", "engine", "factory", "metal_standin"}),
     "metal": frozenset(),
 }
 
@@ -52,7 +54,7 @@ def home(path: Path) -> str:
 
 def resolve(path: Path, name: str) -> Path:
     """The file that a quoted include finds: beside the file, or in one of the two include folders of the build."""
-    for folder in (path.parent, CSRC, METAL):
+    for folder in (path.parent, CSRC, METAL, CSRC / "metal_standin" / "include"):
         if (folder / name).is_file():
             return (folder / name).resolve()
     raise AssertionError(f"{path.relative_to(ROOT)} includes {name}, which is nowhere")

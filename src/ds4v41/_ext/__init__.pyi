@@ -12,7 +12,8 @@ from ds4v41._ext import (
     bench as bench,
     convert as convert,
     ops as ops,
-    sampling as sampling
+    sampling as sampling,
+    standin as standin
 )
 
 
