@@ -24,15 +24,28 @@ ATTRIBUTE = re.compile(r"\[\[[^\]]*\]\]")
 KERNEL = re.compile(r"(template\s*<[^>]*>\s*)?\bkernel\s+void\s+(\w+)\s*\(")
 EXPORT = re.compile(r'\bEXPORT_KERNEL\s*\(\s*"(\w+)"\s*,\s*(\w+)\s*(?:,\s*(.*?))?\)\s*;')
 CONSTANT = re.compile(r"\bFUNCTION_CONSTANT\s*\(\s*(\w+)\s*,\s*(\w+)\s*,\s*(\d+)\s*\)")
-PARAM = re.compile(r"^(?P<type>.*?)(?P<name>\w+)\s*\[\[\s*(?P<attribute>\w+)\s*(?:\(\s*(?P<index>\d+)\s*\))?\s*\]\]$", re.DOTALL)
+PARAM = re.compile(
+    r"^(?P<type>.*?)(?P<name>\w+)\s*\[\[\s*(?P<attribute>\w+)\s*(?:\(\s*(?P<index>\d+)\s*\))?\s*\]\]$", re.DOTALL
+)
 BLOCK = re.compile(r"\b(\w+)\s*(?:\([^;{}]*\)\s*(?:const\s*)?|(?::[^;{}()]*)?)\{")
 WORD = re.compile(r"[A-Za-z_]\w*")
-SYNC = re.compile(r"^(threadgroup_barrier|simdgroup_barrier|simd_(shuffle|broadcast|ballot|all|any|sum|min|max|or|and|prefix)\w*)$")
-SCALARS = {"thread_index_in_threadgroup": "index", "thread_index_in_simdgroup": "lane",
-           "simdgroup_index_in_threadgroup": "simd", "simdgroups_per_threadgroup": "n_simd"}
-VECTORS = {"thread_position_in_grid": "in_grid", "thread_position_in_threadgroup": "in_group",
-           "threadgroup_position_in_grid": "group", "threads_per_threadgroup": "group_size",
-           "threadgroups_per_grid": "groups", "threads_per_grid": "grid"}
+SYNC = re.compile(
+    r"^(threadgroup_barrier|simdgroup_barrier|simd_(shuffle|broadcast|ballot|all|any|sum|min|max|or|and|prefix)\w*)$"
+)
+SCALARS = {
+    "thread_index_in_threadgroup": "index",
+    "thread_index_in_simdgroup": "lane",
+    "simdgroup_index_in_threadgroup": "simd",
+    "simdgroups_per_threadgroup": "n_simd",
+}
+VECTORS = {
+    "thread_position_in_grid": "in_grid",
+    "thread_position_in_threadgroup": "in_group",
+    "threadgroup_position_in_grid": "group",
+    "threads_per_threadgroup": "group_size",
+    "threadgroups_per_grid": "groups",
+    "threads_per_grid": "grid",
+}
 CONSTANT_TYPES = {"bool": "boolean", "int": "i32", "uint": "u32", "float": "f32"}
 HERE = Path(__file__).resolve().parent
 KEPT = ("compat.h",)  # has a branch for each compiler
@@ -223,7 +236,10 @@ def glue(k: Kernel) -> str:
         if p.index >= 0:
             layout = f"::ds4::standin::param_layout({call}, {i})"
             reference = "true" if p.type.endswith("&") else "false"
-            rows.append(f'{{"{p.name}", ::ds4::standin::ParamKind::{param_kind(p)}, {p.index}, {reference}, {layout}.size, {layout}.alignment}}')
+            rows.append(
+                f'{{"{p.name}", ::ds4::standin::ParamKind::{param_kind(p)}, {p.index}, {reference}, '
+                f"{layout}.size, {layout}.alignment}}"
+            )
     table = ", ".join(rows) or "{}"
     arguments = ", ".join(argument(p) for p in k.params)
     return (f"DS4_THUNK void ds4_thunk_{k.host}(const ::ds4::standin::Pointers& p, const ::ds4::standin::Place& t) "
@@ -300,10 +316,15 @@ def family_source(text: Text) -> str:
         if int(found[3]) > 31:
             raise Refused(f"{label(text.path)}: function constant {found[2]}: indices are 0 to 31 here")
         if found[1] not in CONSTANT_TYPES:
-            raise Refused(f"{label(text.path)}: function constant {found[2]} is a {found[1]}; use bool, int, uint, float")
-        constants.append(f'{{"{found[2]}", {found[3]}, ::ds4::standin::ConstantType::{CONSTANT_TYPES[found[1]]}, &{found[2]}}}')
+            raise Refused(
+                f"{label(text.path)}: function constant {found[2]} is a {found[1]}; use bool, int, uint, float"
+            )
+        constants.append(
+            f'{{"{found[2]}", {found[3]}, ::ds4::standin::ConstantType::{CONSTANT_TYPES[found[1]]}, &{found[2]}}}'
+        )
     rows = [f'{{"{k.host}", ds4_params_{k.host}, {sum(p.index >= 0 for p in k.params)}, '
-            f"{'true' if k.synchronises else 'false'}, {k.constants}u, ds4_thunk_{k.host}}}" for k in kernels]  # fmt: skip
+            f"{'true' if k.synchronises else 'false'}, {k.constants}u, ds4_thunk_{k.host}}}"
+            for k in kernels]  # fmt: skip
     return "\n".join([
         "// Generated from metal/. Do not edit.",
         '#include "metal_standin/kernel/msl.h"',
@@ -330,14 +351,18 @@ def embedded(path: Path) -> str:
 def sources_file(paths: list[Path]) -> str:
     items = ",\n".join(f'{{"{p.stem}",\n{literal(embedded(p))}}}' for p in paths)
     return ('// Generated from metal/. Do not edit.\n#include "metal_host/sources.h"\nnamespace ds4::metal {\n'
-            f"const Source kSources[] = {{\n{items or '{}'}}};\nconst int kSourceCount = {len(paths)};\n}}\n")  # fmt: skip
+            f"const Source kSources[] = {{\n{items or '{}'}}};\n"
+            f"const int kSourceCount = {len(paths)};\n}}\n")  # fmt: skip
 
 
 def registry_file(paths: list[Path]) -> str:
-    declared = "".join(f"extern const Family k_{p.stem}_fast;\nextern const Family k_{p.stem}_checked;\n" for p in paths)
+    declared = "".join(
+        f"extern const Family k_{p.stem}_fast;\nextern const Family k_{p.stem}_checked;\n" for p in paths
+    )
     rows = "".join(f"    {{&k_{p.stem}_fast, DS4_CHECKED(k_{p.stem}_checked), metal::kSources[{i}].text}},\n"
                    for i, p in enumerate(paths))  # fmt: skip
-    return ('// Generated from metal/. Do not edit.\n#include "metal_host/sources.h"\n#include "metal_standin/registry.h"\n'
+    return ("// Generated from metal/. Do not edit.\n"
+            '#include "metal_host/sources.h"\n#include "metal_standin/registry.h"\n'
             "#if DS4_STANDIN_HAS_CHECKED\n#define DS4_CHECKED(x) &x\n#else\n#define DS4_CHECKED(x) nullptr\n#endif\n"
             f"namespace ds4::standin {{\n{declared}const std::vector<Compiled>& compiled() {{\n"
             f"  static const std::vector<Compiled> all = {{\n{rows}  }};\n  return all;\n}}\n}}\n")  # fmt: skip

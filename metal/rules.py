@@ -17,13 +17,15 @@ FORBIDDEN = {
     "printf": "no output", "volatile": "use atomics", "thread_local": "no such storage",
     "host_name": "export with EXPORT_KERNEL",
 }  # fmt: skip
+VECTOR = r"(?:float|half|int|uint|short|ushort|char|uchar)[234]"
+LITERAL = "a float literal needs the suffix f"
 SPACES = r"\b(?:device|constant|threadgroup|thread)\b"
 TYPES = (r"(?:(?:float|half|int|uint|short|ushort|char|uchar)[234]?|u?int(?:8|16|32|64)_t|u?long|bool|void|auto|size_t|"
          r"packed_float3|atomic_u?int)")  # fmt: skip
 OFF_GRAMMAR = [
     (re.compile(r"\blong\s+long\b"), "use long, which has 64 bits"),
-    (re.compile(r"(?<![\w.])(?:\d+\.\d*|\.\d+|\d+(?=[eE][-+]?\d))(?:[eE][-+]?\d+)?(?![\w.])"), "a float literal needs the suffix f"),
-    (re.compile(r"\(\s*(?:float|half|int|uint|short|ushort|char|uchar)[234]\s*\)\s*[\w(]"), "convert vectors as float4(v)"),
+    (re.compile(r"(?<![\w.])(?:\d+\.\d*|\.\d+|\d+(?=[eE][-+]?\d))(?:[eE][-+]?\d+)?(?![\w.])"), LITERAL),
+    (re.compile(rf"\(\s*{VECTOR}\s*\)\s*[\w(]"), "convert vectors as float4(v)"),
     (re.compile(r"\[\s*[=&]?\s*\]\s*\("), "no lambdas"),
     (re.compile(r"\bthreadgroup\s+(?:const\s+)?\w+\s+\w+\s*\["), "threadgroup memory comes through parameters"),
     (re.compile(r"\[\s*\w+\s*\.\.\."), "no ranges in initialisers"),
@@ -59,7 +61,10 @@ def _spaces(code: str) -> Iterator[Problem]:
     for match in re.finditer(rf"\b(?:{TYPES}|{own})\b(?:\s*<[\w\s,]*>)?(?:\s+const)?\s*[*&](?![&=])", code):
         start = max(code.rfind(c, 0, match.start()) for c in "(,;{}<>:\n")
         if not re.search(SPACES, code[start + 1 : match.end()]):
-            yield match.start(), f"'{' '.join(match[0].split())}': every pointer and reference names its address space, thread too"
+            yield (
+                match.start(),
+                f"'{' '.join(match[0].split())}': every pointer and reference names its address space, thread too",
+            )
 
 
 def _functions(code: str, closing: Callable[[str, int, str], int]) -> Iterator[Problem]:

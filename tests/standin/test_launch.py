@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from ds4v41 import _ext
 
 standin = pytest.importorskip("ds4v41._ext.standin") if hasattr(_ext, "standin") else None
@@ -42,7 +43,9 @@ def test_threadgroup_memory_and_barrier(order: str, checked: bool) -> None:
 def test_function_constants_and_tables(order: str, checked: bool) -> None:
     x = np.zeros(12, np.float32)
     y = np.zeros_like(x)
-    standin.launch("probe_flat", (3, 1, 1), (4, 1, 1), {0: x, 1: y}, constants={0: 3, 1: True}, order=order, checked=checked)
+    standin.launch(
+        "probe_flat", (3, 1, 1), (4, 1, 1), {0: x, 1: y}, constants={0: 3, 1: True}, order=order, checked=checked
+    )
     np.testing.assert_array_equal(y, -(np.tile([1, 2, 4, 8], 3) + 3).astype(np.float32))
 
 
@@ -60,5 +63,6 @@ def test_votes_sums_and_atomics(order: str, checked: bool) -> None:
 def test_signatures_are_known() -> None:
     s = standin.signature("probe_reverse")
     assert s == {"family": "probe", "synchronises": True,
-                 "params": [("in", "device const", 0, 4), ("out", "device", 1, 4), ("scratch", "threadgroup", 0, 4)]}  # fmt: skip
+                 "params": [("in", "device const", 0, 4), ("out", "device", 1, 4),
+                            ("scratch", "threadgroup", 0, 4)]}  # fmt: skip
     assert not standin.signature("probe_flat")["synchronises"]

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (kernel text in tables)
 """The kernels under clang with real address spaces, and the rules that no compiler here checks.
 
 Apple's compiler refuses what mixes device, constant, threadgroup and thread memory. On other machines these words mean
@@ -30,7 +31,9 @@ def find_clang() -> str | None:
 
 
 CLANG = find_clang()
-needs_clang = pytest.mark.skipif(CLANG is None and not os.environ.get("DS4_REQUIRE_CLANG"), reason="no clang++ on this machine")
+needs_clang = pytest.mark.skipif(
+    CLANG is None and not os.environ.get("DS4_REQUIRE_CLANG"), reason="no clang++ on this machine"
+)
 
 
 def generate(out: Path, *files: Path) -> subprocess.CompletedProcess[str]:
@@ -167,7 +170,9 @@ def test_comments_and_strings_are_no_code(tmp_path: Path) -> None:
 def exported(path: Path) -> set[str]:
     text = re.sub(r"//[^\n]*", "", path.read_text(encoding="utf-8"))
     templates = set(re.findall(r"template\s*<[^>]*>\s*kernel\s+void\s+(\w+)", text))
-    return set(re.findall(r'EXPORT_KERNEL\("(\w+)"', text)) | (set(re.findall(r"kernel\s+void\s+(\w+)", text)) - templates)
+    return set(re.findall(r'EXPORT_KERNEL\("(\w+)"', text)) | (
+        set(re.findall(r"kernel\s+void\s+(\w+)", text)) - templates
+    )
 
 
 def test_host_and_kernels_use_the_same_names() -> None:

@@ -6,21 +6,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from ds4v41 import _ext
 from ds4v41.errors import BackendError, OptionError
 
-pytestmark = pytest.mark.skipif(not hasattr(_ext, "standin"), reason="this build has no stand-in for Metal (DS4_STANDIN=ON)")
+pytestmark = pytest.mark.skipif(
+    not hasattr(_ext, "standin"), reason="this build has no stand-in for Metal (DS4_STANDIN=ON)"
+)
 standin: Any = getattr(_ext, "standin", None)
 
 N = 64
 
 
-def run(kernel: str, *, groups: int = 1, order: str = "forward", checked: bool = True, buffers: dict[int, Any] | None = None,
-        threadgroup: int = 0) -> None:  # fmt: skip
+def run(kernel: str, *, groups: int = 1, order: str = "forward", checked: bool = True,
+        buffers: dict[int, Any] | None = None, threadgroup: int = 0) -> None:  # fmt: skip
     if buffers is None:
         ins = [p for p in standin.signature(kernel)["params"] if p[1].startswith("device")]
         buffers = {p[2]: np.zeros(N, np.uint32) for p in ins}
-    standin.launch(kernel, (groups, 1, 1), (N, 1, 1), buffers, {0: threadgroup} if threadgroup else {}, order=order, checked=checked)
+    standin.launch(
+        kernel,
+        (groups, 1, 1),
+        (N, 1, 1),
+        buffers,
+        {0: threadgroup} if threadgroup else {},
+        order=order,
+        checked=checked,
+    )
 
 
 RACES = [
@@ -51,7 +62,11 @@ def test_with_its_barrier_the_same_is_right() -> None:
 @pytest.mark.parametrize(
     ("kernel", "what"),
     [
-        ("planted_write_outside", "thread (63, 0, 0) of threadgroup (0, 0, 0)|writes outside|byte 256 of buffer index 1 ('out'), which has 256"),
+        (
+            "planted_write_outside",
+            "thread (63, 0, 0) of threadgroup (0, 0, 0)|writes outside|"
+            "byte 256 of buffer index 1 ('out'), which has 256",
+        ),
         ("planted_read_outside", "thread (0, 0, 0)|reads outside|byte -4 of buffer index 0 ('in')"),
         ("planted_local_outside", "writes outside|byte 256 of threadgroup memory index 0 ('scratch')"),
         ("planted_unwritten", "thread (3, 0, 0)|byte 12, which no thread of its threadgroup wrote"),
@@ -161,7 +176,9 @@ def test_a_missing_barrier_between_dispatches_is_found(options: Any) -> None:
     options(checked=True)
     for order in ("forward", "reverse"):
         options(order=order)
-        with pytest.raises(BackendError, match=r"the dispatch of kernel right_double before (wrote|read), with no memoryBarrier"):
+        with pytest.raises(
+            BackendError, match=r"the dispatch of kernel right_double before (wrote|read), with no memoryBarrier"
+        ):
             chain([double("a", "b"), double("b", "c")])
         with pytest.raises(BackendError, match=r"with no memoryBarrier"):  # the barrier is for another buffer
             chain([double("a", "b"), {"barrier": "a"}, double("b", "c")])
@@ -206,5 +223,13 @@ def test_counting_without_running(options: Any) -> None:
     result = chain([double("a", "b"), double("a", "d"), BARRIER, double("b", "c")])
     counted = standin.counters()
     assert (result == 0).all()
-    expected = {"command_buffers": 1, "encoders": 1, "dispatches": 3, "steps": 2, "barriers": 1, "host_waits": 1, "threads": 3 * N}
+    expected = {
+        "command_buffers": 1,
+        "encoders": 1,
+        "dispatches": 3,
+        "steps": 2,
+        "barriers": 1,
+        "host_waits": 1,
+        "threads": 3 * N,
+    }
     assert {name: counted[name] for name in expected} == expected
