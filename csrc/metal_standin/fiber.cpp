@@ -39,7 +39,41 @@ ds4_standin_switch:
 extern "C" void ds4_standin_switch(void** from, void* to);
 #endif
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1  // gcc defines it, clang asks
+#endif
+#endif
+// The address sanitizer wants to know which stack is in use; without it these do nothing.
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 namespace ds4::standin {
+
+namespace {
+#if defined(__SANITIZE_ADDRESS__)
+thread_local Context* t_left = nullptr;
+void leave(Context& from, Context& to) {
+  t_left = &from;
+  __sanitizer_start_switch_fiber(&from.shadow, to.stack, to.stack_bytes);
+}
+void arrive(void* shadow) {
+  const void* stack;
+  size_t bytes;
+  __sanitizer_finish_switch_fiber(shadow, &stack, &bytes);
+  if (t_left->stack == nullptr) t_left->stack = stack, t_left->stack_bytes = bytes;  // of a system thread
+}
+void forget_frames(const void* stack, size_t bytes) { __asan_unpoison_memory_region(stack, bytes); }
+#else
+void leave(Context&, Context&) {}
+void arrive(void*) {}
+void forget_frames(const void*, size_t) {}
+#endif
+}  // namespace
+
+void arrived() { arrive(nullptr); }
 
 Stacks::~Stacks() {
   for (char* p : stacks_)
@@ -64,6 +98,9 @@ void Stacks::start(Context& context, int i, Entry entry) {
   const auto n = static_cast<size_t>(i);
   if (stacks_.size() <= n) stacks_.resize(n + 1, nullptr);
   if (stacks_[n] == nullptr) stacks_[n] = map_stack(kBytes);
+  forget_frames(stacks_[n], kBytes);  // what was abandoned there
+  context.stack = stacks_[n];
+  context.stack_bytes = kBytes;
   // Stacks start at different distances from a page boundary, or all of them would fight for the same cache lines.
   char* top = stacks_[n] + kBytes - (n * 5 % 60) * 64;
 #if defined(DS4_ASM_SWITCH)
@@ -83,12 +120,14 @@ void Stacks::start(Context& context, int i, Entry entry) {
 }
 
 void switch_context(Context& from, Context& to) {
+  leave(from, to);
 #if defined(DS4_ASM_SWITCH)
   ds4_standin_switch(&from.stack_pointer, to.stack_pointer);
 #else
   if (from.other == nullptr) from.other = new ucontext_t;
   swapcontext(static_cast<ucontext_t*>(from.other), static_cast<ucontext_t*>(to.other));
 #endif
+  arrive(from.shadow);
 }
 
 }  // namespace ds4::standin

@@ -9,11 +9,15 @@ namespace ds4::standin {
 
 struct Context {  // a suspended fiber
   void* stack_pointer = nullptr;
-  void* other = nullptr;  // ucontext_t on machines without an assembler switch
+  void* other = nullptr;   // ucontext_t on machines without an assembler switch
+  void* shadow = nullptr;  // the address sanitizer's stack of it
+  const void* stack = nullptr;  // null: the stack of the system thread
+  size_t stack_bytes = 0;
 };
 
 // Suspends the caller into `from` and goes on in `to`.
 void switch_context(Context& from, Context& to);
+void arrived();  // the first call of a new fiber
 
 // Stacks with a guard page below each; made when first needed, kept for ever after.
 class Stacks {

@@ -150,6 +150,7 @@ void Group::run_flat() {
 }
 
 void Group::flat_main() {
+  arrived();
   for (;;) {
     Group& g = current();
     g.flat_loop();
@@ -168,6 +169,7 @@ void Group::flat_loop() {
 }
 
 void Group::fiber_main() {
+  arrived();
   for (;;) {
     Group& g = current();
     Lane* me = g.running_;
