@@ -94,6 +94,8 @@ void launch(const std::string& kernel, const Three& groups, const Three& group_s
   Report report;
   if (validate(l, report)) {
     nb::gil_scoped_release unlocked;
+    Launch* const alone[] = {&l};
+    mark_watched(alone);
     Shadow shadow;
     execute(l, checked ? &shadow : nullptr, report);
   }

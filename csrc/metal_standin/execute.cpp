@@ -112,6 +112,8 @@ void set_constants(const Launch& l, const Family& family) {
       }
 }
 
+constexpr uint64_t kFewThreads = 256;
+
 uint64_t turn(const Launch& l, uint64_t i, uint64_t n) {
   if (l.order == Order::reverse) return n - 1 - i;
   if (l.order == Order::shuffled) return (i * 0x9e3779b1ull + l.serial) % n;  // a permutation unless n shares its factors
@@ -145,7 +147,13 @@ void execute_in(const Family& family, const Launch& l, Shadow* shadow, Report& r
     std::lock_guard<std::mutex> guard(report_mutex);
     report.add(mine.text());
   };
-  parallel_for(pool(), nullptr, static_cast<int64_t>((n + piece - 1) / piece), body);
+  const auto pieces = static_cast<int64_t>((n + piece - 1) / piece);
+  if (l.grid.count() < kFewThreads) {  // waking the others would take longer
+    FlushSubnormals flush;
+    for (int64_t p = 0; p < pieces; ++p) body(p, 0);
+  } else {
+    parallel_for(pool(), nullptr, pieces, body);
+  }
 }
 }  // namespace
 

@@ -10,7 +10,12 @@ namespace ds4::standin {
 
 namespace {
 
-thread_local Group* t_group = nullptr;
+// Read at every operation of every lane, so it must not cost a call (this much room is kept for libraries loaded late).
+__attribute__((tls_model("initial-exec"))) thread_local Group* t_group = nullptr;
+
+// One place in the text: names are almost always the same object, and comparing them is not free.
+bool same_text(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
+bool same_place(const Site& a, const Site& b) { return a.line == b.line && same_text(a.what, b.what) && same_text(a.file, b.file); }
 
 uint64_t mix(uint64_t x) {  // splitmix64
   x += 0x9e3779b97f4a7c15ull;
@@ -231,7 +236,7 @@ const Slot* Group::meet(const void* operand, size_t bytes, const Site& site) {
   if (s.n != kSimdWidth) fault("a simdgroup operation in a simdgroup of " + std::to_string(s.n) + " threads (32 are needed)", site);
   const int phase = s.phase;
   if (s.arrived == 0) s.site = site;
-  else if (s.site.line != site.line || std::strcmp(s.site.what, site.what) != 0 || std::strcmp(s.site.file, site.file) != 0)
+  else if (!same_place(s.site, site))
     fault("lanes of one simdgroup are at different operations: others at " + where(s.site), site);
   if (bytes != 0) std::memcpy(&s.slots[phase][me->place.lane], operand, bytes);
   if (++s.arrived == kSimdWidth) {
@@ -262,7 +267,7 @@ void Group::wait(unsigned flags, const Site& site) {
   if (n_at_barrier_ == 0) {
     barrier_site_ = site;
     barrier_flags_ = flags;
-  } else if (barrier_site_.line != site.line || barrier_flags_ != flags || std::strcmp(barrier_site_.file, site.file) != 0) {
+  } else if (barrier_flags_ != flags || !same_place(barrier_site_, site)) {
     fault("threads of one threadgroup are at different barriers: others at " + where(barrier_site_), site);
   }
   ++n_at_barrier_;

@@ -55,6 +55,30 @@ class Report {
   size_t n_ = 0;
 };
 
+// Of launches that may overlap in time: memory that none of them writes needs no watching. Weights, above all.
+template <class Launches>
+void mark_watched(Launches& launches) {
+  const auto each = [](Launch& l, auto&& what) {
+    for (int i = 0; i < l.kernel->n_params; ++i)
+      if (l.kernel->params[i].kind != ParamKind::threadgroup) what(l.kernel->params[i], l.buffers[l.kernel->params[i].index]);
+  };
+  struct Written {
+    const char *begin, *end;
+  };
+  std::vector<Written> written;
+  for (Launch* l : launches)
+    each(*l, [&](const Param& p, Binding& b) {
+      const char* begin = static_cast<const char*>(b.data);
+      if (p.kind == ParamKind::device_write) written.push_back({begin, begin + b.bytes});
+    });
+  for (Launch* l : launches)
+    each(*l, [&]([[maybe_unused]] const Param&, Binding& b) {
+      const char* begin = static_cast<const char*>(b.data);
+      b.watched = false;
+      for (const Written& w : written) b.watched = b.watched || (w.begin < begin + b.bytes && begin < w.end);
+    });
+}
+
 // Everything Metal's validation would refuse: sizes, limits, missing or short buffers. True: may run.
 bool validate(const Launch& launch, Report& report);
 

@@ -171,35 +171,19 @@ bool read_indirect(Command& c, Report& report) {
   return true;
 }
 
-// Memory that no dispatch of a phase writes needs no watching in it: weights, above all.
-void mark_watched(std::vector<Command>& commands) {
-  struct Written {
-    uint32_t phase;
-    const char *begin, *end;
-  };
-  std::vector<Written> written;
-  const auto each = [&](auto&& what) {
-    for (Command& c : commands)
-      for (int i = 0; c.kind == Command::Kind::dispatch && i < c.launch.kernel->n_params; ++i) {
-        const Param& p = c.launch.kernel->params[i];
-        if (p.kind != ParamKind::threadgroup) what(c, p, c.launch.buffers[p.index]);
-      }
-  };
-  each([&](Command& c, const Param& p, Binding& b) {
-    const char* begin = static_cast<const char*>(b.data);
-    if (p.kind == ParamKind::device_write) written.push_back({c.phase, begin, begin + b.bytes});
-  });
-  each([&](Command& c, const Param&, Binding& b) {
-    const char* begin = static_cast<const char*>(b.data);
-    b.watched = std::any_of(written.begin(), written.end(), [&](const Written& w) {
-      return w.phase == c.phase && w.begin < begin + b.bytes && begin < w.end;
-    });
-  });
+void mark_phases(std::vector<Command>& commands) {
+  for (size_t i = 0; i < commands.size();) {  // phases only rise
+    std::vector<Launch*> launches;
+    const uint32_t phase = commands[i].phase;
+    for (; i < commands.size() && commands[i].phase == phase; ++i)
+      if (commands[i].kind == Command::Kind::dispatch) launches.push_back(&commands[i].launch);
+    mark_watched(launches);
+  }
 }
 
 void run_commands(CommandBuffer::State& s, const Options& o) {
   std::unique_ptr<Shadow> shadow = o.checked ? std::make_unique<Shadow>() : nullptr;
-  if (shadow) mark_watched(s.commands);
+  if (shadow) mark_phases(s.commands);
   const uint32_t first_phase = g_phase.fetch_add(s.phases + 1);
   for (Command& c : s.commands) {
     if (c.kind == Command::Kind::wait) {
