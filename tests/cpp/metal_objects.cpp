@@ -205,6 +205,37 @@ void indirect_counts(MTL::Device* device) {
   CHECK(out[31] == 62 && out[32] == 0xffffffffu);  // one threadgroup ran
 }
 
+// Threads that wait for each other, a fault half-way, and the same stacks again.
+void synchronised(MTL::Device* device) {
+  auto queue = NS::TransferPtr(device->newCommandQueue());
+  uint32_t values[128];
+  for (uint32_t i = 0; i < 128; ++i) values[i] = i;
+  auto a = NS::TransferPtr(device->newBuffer(values, sizeof values, kShared));
+  auto b = NS::TransferPtr(device->newBuffer(sizeof values, kShared));
+  const auto run = [&](const char* family, const char* kernel, MTL::Buffer* first) {
+    auto library = library_of(device, family);
+    auto function = NS::TransferPtr(library->newFunction(text(kernel)));
+    auto pipeline = NS::TransferPtr(device->newComputePipelineState(function.get(), nullptr));
+    MTL::CommandBuffer* commands = queue->commandBuffer();
+    MTL::ComputeCommandEncoder* encoder = commands->computeCommandEncoder();
+    encoder->setComputePipelineState(pipeline.get());
+    encoder->setBuffer(first, 0, 0);
+    encoder->setBuffer(b.get(), 0, 1);
+    encoder->setThreadgroupMemoryLength(256, 0);
+    encoder->dispatchThreadgroups(MTL::Size(2, 1, 1), MTL::Size(64, 1, 1));
+    encoder->endEncoding();
+    commands->commit();
+    commands->waitUntilCompleted();
+    return commands;
+  };
+  for (int round = 0; round < 3; ++round) {
+    CHECK(run("probe", "probe_reverse", a.get())->status() == MTL::CommandBufferStatusCompleted);
+    for (uint32_t i = 0; i < 128; ++i) CHECK(static_cast<uint32_t*>(b->contents())[i] == (i / 64) * 64 + 63 - i % 64);
+    MTL::CommandBuffer* failed = run("planted", "planted_early_return", b.get());
+    CHECK(failed->status() == MTL::CommandBufferStatusError && contains(failed->error(), "thread 63 returned"));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -217,6 +248,7 @@ int main() {
     events_and_handlers(device.get());
     failures(device.get());
     indirect_counts(device.get());
+    synchronised(device.get());
   }
   CHECK(device->currentAllocatedSize() == 0);  // everything was given back
   std::puts("ok");

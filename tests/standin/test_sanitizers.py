@@ -1,4 +1,4 @@
-"""The stand-in and every kernel's tests under the address and undefined-behaviour sanitizers (tests/sanitize_metal.sh)."""
+"""The stand-in and the tests of all kernels under sanitizers of addresses and undefined behaviour."""
 
 from __future__ import annotations
 

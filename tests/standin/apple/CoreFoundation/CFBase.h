@@ -1,2 +1,0 @@
-#pragma once
-typedef double CFTimeInterval; typedef const void* CFTypeRef; typedef double CGFloat; struct CGSize { CGFloat width, height; };

@@ -1,2 +1,0 @@
-#pragma once
-typedef struct __IOSurface* IOSurfaceRef;
