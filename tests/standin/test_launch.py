@@ -66,3 +66,24 @@ def test_signatures_are_known() -> None:
                  "params": [("in", "device const", 0, 4), ("out", "device", 1, 4),
                             ("scratch", "threadgroup", 0, 4)]}  # fmt: skip
     assert not standin.signature("probe_flat")["synchronises"]
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_subnormals_are_flushed_as_on_the_cpu(checked: bool) -> None:
+    w, x, y = np.zeros((256, 32), np.float32), np.zeros(32, np.float32), np.full(256, 9, np.float32)
+    w[:, 0], x[0] = 1e-30, 1e-10  # the product is below the smallest normal
+    w[1::2, 0], x[1], w[1::2, 1] = 0, 1.0, 1e-40  # and this is one itself
+    args = np.array([256, 32], np.int32)
+    standin.launch("probe_row_f32", (256, 1, 1), (32, 1, 1), {0: args, 1: w, 2: x, 3: y}, checked=checked)
+    np.testing.assert_array_equal(y, 0)
+
+
+def test_every_kind_of_half_is_read_exactly() -> None:
+    codes = np.concatenate([np.arange(0, 0x7C00, 13), np.arange(0x8000, 0xFC00, 13), np.arange(1024)]).astype(np.uint16)
+    w = np.zeros((len(codes), 32), np.float16)
+    w[:, 7] = codes.view(np.float16)
+    x, y = np.zeros(32, np.float32), np.zeros(len(codes), np.float32)
+    x[7] = 1.0
+    args = np.array([len(codes), 32], np.int32)
+    standin.launch("probe_row_f16", (len(codes), 1, 1), (32, 1, 1), {0: args, 1: w, 2: x, 3: y})
+    np.testing.assert_array_equal(y, codes.view(np.float16).astype(np.float32))
