@@ -34,6 +34,7 @@ Buffer* allocate(NS::UInteger length) {
 }  // namespace
 
 Device* CreateSystemDefaultDevice() {
+  options();  // a bad environment variable shows here, on a thread of the host
   static Device* const device = new Device;  // there is one; every call returns a reference to it
   return device->retain();
 }

@@ -88,8 +88,12 @@ namespace {
 
 int n_threads() {
   const char* wish = std::getenv("DS4_STANDIN_THREADS");
-  const int n = wish != nullptr ? std::atoi(wish) : static_cast<int>(std::min(4u, std::thread::hardware_concurrency()));
-  return std::clamp(n, 1, 64);
+  if (wish == nullptr) return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 4u));
+  char* end = nullptr;
+  const long n = std::strtol(wish, &end, 10);
+  if (*wish == 0 || *end != 0 || n < 1 || n > 64)
+    throw OptionError("DS4_STANDIN_THREADS: expected 1 to 64, found '" + std::string(wish) + "'");
+  return static_cast<int>(n);
 }
 
 ThreadPool& pool() {
@@ -116,7 +120,7 @@ constexpr uint64_t kFewThreads = 256;
 
 uint64_t turn(const Launch& l, uint64_t i, uint64_t n) {
   if (l.order == Order::reverse) return n - 1 - i;
-  if (l.order == Order::shuffled) return (i * 0x9e3779b1ull + l.serial) % n;  // a permutation unless n shares its factors
+  if (l.order == Order::shuffled) return (i * 0x9e3779b1ull + l.serial) % n;  // a permutation: the factor is a prime above n
   return i;
 }
 

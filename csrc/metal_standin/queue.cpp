@@ -15,22 +15,29 @@ namespace ds4::standin {
 
 namespace {
 std::mutex g_mutex;
-Options g_options = [] {
-  Options o;
-  if (const char* order = std::getenv("DS4_STANDIN_ORDER")) o.order = parse_order(order);
-  if (const char* checked = std::getenv("DS4_STANDIN_CHECKED")) o.checked = std::strcmp(checked, "1") == 0;
-  return o;
-}();
+Options& present_options() {  // made at the first use: a bad variable is an error of the caller, not of loading the library
+  static Options options = [] {
+    Options o;
+    if (const char* order = std::getenv("DS4_STANDIN_ORDER")) o.order = parse_order(order);
+    if (const char* checked = std::getenv("DS4_STANDIN_CHECKED")) {
+      o.checked = std::strcmp(checked, "1") == 0;
+      if (!o.checked && std::strcmp(checked, "0") != 0)
+        throw OptionError("[stand-in] DS4_STANDIN_CHECKED: expected 0 or 1, found '" + std::string(checked) + "'");
+    }
+    return o;
+  }();
+  return options;
+}
 Counters g_counters;
 }  // namespace
 
 Options options() {
   std::lock_guard<std::mutex> lock(g_mutex);
-  return g_options;
+  return present_options();
 }
 void set_options(const Options& options) {
   std::lock_guard<std::mutex> lock(g_mutex);
-  g_options = options;
+  present_options() = options;
 }
 Counters counters(bool reset) {
   std::lock_guard<std::mutex> lock(g_mutex);
