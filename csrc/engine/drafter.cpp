@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "cpu/cpu.h"
 #include "engine/rope.h"
 
 namespace ds4 {
@@ -30,20 +29,17 @@ size_t aligned(size_t bytes) { return (bytes + 255) & ~size_t{255}; }
 
 }  // namespace
 
-std::unique_ptr<Backend> DrafterModel::make_backend() const {
-  return cpu::make_backend(target->isa, shape, target->activations, *target->pool);
-}
-
 Drafter::Sizes Drafter::sizes_of(const DrafterModel& model, int64_t chunk) {
   const Shape& s = model.shape;
   const int block = model.sizes.block;
   Sizes z;
   z.capacity = std::min(std::max(chunk, kBatch), s.window + kSlack);
-  const int64_t angles = std::max<int64_t>(kBatch, block) * (s.rope_dim / 2);
-  const int64_t bytes[6] = {z.capacity * model.main_dim() * 4, kBatch * s.hidden * 4,
+  const int64_t angles = kBatch * (s.rope_dim / 2);
+  const int64_t block_angles = int64_t{block} * (s.rope_dim / 2);
+  const int64_t bytes[10] = {z.capacity * model.main_dim() * 4, kBatch * s.hidden * 4,
                             static_cast<int64_t>(block) * s.window_row_bytes(), static_cast<int64_t>(block) * s.hidden * 4,
-                            angles * 4, angles * 4};
-  for (int i = 0; i < 6; ++i) z.total += z.parts[i] = aligned(static_cast<size_t>(bytes[i]));
+                            angles * 4, angles * 4, block_angles * 4, block_angles * 4, 2 * 4, int64_t{s.vocab} * 4};
+  for (int i = 0; i < 10; ++i) z.total += z.parts[i] = aligned(static_cast<size_t>(bytes[i]));
   z.scratch = lay_out(s, model.target->activations, block, block, nullptr, nullptr);
   z.total += z.scratch;
   return z;
@@ -51,8 +47,8 @@ Drafter::Sizes Drafter::sizes_of(const DrafterModel& model, int64_t chunk) {
 
 size_t Drafter::bytes(const DrafterModel& model, int64_t chunk) { return sizes_of(model, chunk).total; }
 
-Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_t chunk)
-    : model_(std::move(model)), state_(state), backend_(model_->make_backend()) {
+Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, const Backend& backend, int64_t chunk)
+    : model_(std::move(model)), state_(state), backend_(backend.sibling(model_->shape)) {
   const Sizes z = sizes_of(*model_, chunk);
   capacity_ = z.capacity;
   own_bytes_ = z.total;
@@ -70,6 +66,10 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_
   collapsed_ = reinterpret_cast<float*>(take());
   cos_ = reinterpret_cast<float*>(take());
   sin_ = reinterpret_cast<float*>(take());
+  block_cos_ = reinterpret_cast<float*>(take());
+  block_sin_ = reinterpret_cast<float*>(take());
+  signals_ = reinterpret_cast<float*>(take());
+  row_logits_ = reinterpret_cast<float*>(take());
   lay_out(model_->shape, model_->target->activations, model_->sizes.block, model_->sizes.block, at, &t_);
   restart();
 }
@@ -111,6 +111,12 @@ void Drafter::restart() {
 }
 
 void Drafter::settle(Poll* poll) {
+  fill_windows(poll);
+  backend_->wait();
+}
+
+// The same, issued only.
+void Drafter::fill_windows(Poll* poll) {
   const FlushSubnormals flush;
   const Polled polled(*backend_, poll);
   const int64_t first = filled_, total = state_.position() - filled_, wide = model_->main_dim();
@@ -119,6 +125,7 @@ void Drafter::settle(Poll* poll) {
     const int n = static_cast<int>(std::min(kBatch, total - done));
     const int64_t position = first + done;
     backend_->draft_main({n, main_ + done * wide, &model_->weights.main_proj, model_->weights.main_norm, x_});
+    if (done > 0) backend_->wait();  // the angles of the batch before are in use until then
     fill_rope(model_->target->frequencies, position, n, cos_, sin_);
     for (int i = 0; i < model_->n_stages(); ++i)
       backend_->draft_window({n, position, x_, &model_->weights.stages[i].attn, Rope{cos_, sin_}, window(i)});
@@ -140,12 +147,13 @@ void Drafter::start(int32_t anchor, int n_rows, Poll* poll) {
     throw OptionError("[draft] expected 1 to " + std::to_string(block) + " rows, got " + std::to_string(n_rows));
   if (state_.position() == 0) throw StateError("[draft] there is nothing to draft from: the session is empty");
   n_rows_ = 0;
-  settle(poll);
+  backend_->wait();  // a draft before may still be read from the memory that is written below
+  fill_windows(poll);
   const FlushSubnormals flush;
   const Polled polled(*backend_, poll);
   t_.tokens[0] = anchor;
   for (int i = 1; i < block; ++i) t_.tokens[i] = model_->sizes.noise;
-  fill_rope(model_->target->frequencies, state_.position(), block, cos_, sin_);
+  fill_rope(model_->target->frequencies, state_.position(), block, block_cos_, block_sin_);
   backend_->embed({block, t_.tokens, &model_->target->weights.embed, t_.stream, t_.mix});
   for (int i = 0; i < model_->n_stages(); ++i) stage(i);
   backend_->collapse({n_rows, t_.stream, t_.mix, collapsed_});
@@ -158,7 +166,7 @@ void Drafter::stage(int i) {
   const LayerWeights& w = model_->weights.stages[i];
   const int n = model_->sizes.block;
   const int64_t position = state_.position();
-  const Rope rope{cos_, sin_};
+  const Rope rope{block_cos_, block_sin_};
   const RowRing block{block_, n, model_->shape.window_row_bytes()};
   backend_->hc_read({n, t_.stream, t_.mix, &w.hc_attn, t_.x, t_.xq, t_.pre, t_.post, t_.comb});
   backend_->attn_in({n, position, t_.xq, &w.attn, rope, t_.qr, block});
@@ -180,12 +188,12 @@ Drafter::Signals Drafter::row(int i, int32_t previous, float* logits) {
   if (previous < 0 || previous >= s.vocab)
     throw TokenError("[draft] the token before is " + std::to_string(previous) + "; expected 0 .. " + std::to_string(s.vocab - 1));
   const FlushSubnormals flush;
-  Signals signals{};
   const DrafterWeights& w = model_->weights;
   backend_->markov({previous, &w.markov_embed, &w.markov_head, &w.confidence, collapsed_ + static_cast<int64_t>(i) * s.hidden,
-                    t_.logits + static_cast<int64_t>(i) * s.vocab, logits, &signals.confidence,
-                    &signals.top});
-  return signals;
+                    t_.logits + static_cast<int64_t>(i) * s.vocab, row_logits_, signals_, signals_ + 1});
+  backend_->wait();
+  std::memcpy(logits, row_logits_, static_cast<size_t>(s.vocab) * sizeof(float));
+  return {signals_[0], signals_[1]};
 }
 
 std::vector<float> Drafter::captured() const {

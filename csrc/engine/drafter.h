@@ -27,17 +27,18 @@ struct DrafterModel {
   DraftSizes sizes;
   DrafterWeights weights;
   std::vector<std::vector<float>> vectors;
+  std::shared_ptr<void> adopted;  // as Model::adopted
 
   int n_stages() const { return static_cast<int>(weights.stages.size()); }
   int main_dim() const { return static_cast<int>(sizes.target_layers.size()) * shape.hidden; }
-  std::unique_ptr<Backend> make_backend() const;
 };
 
 // The drafter's part of one session.
 class Drafter {
  public:
   // `state` has n_stages() extra windows and outlives this.
-  Drafter(std::shared_ptr<const DrafterModel> model, State& state, int64_t chunk);
+  // Its operations are ordered with those of `backend`, the session's.
+  Drafter(std::shared_ptr<const DrafterModel> model, State& state, const Backend& backend, int64_t chunk);
   ~Drafter();
   Drafter(const Drafter&) = delete;
   Drafter& operator=(const Drafter&) = delete;
@@ -75,10 +76,11 @@ class Drafter {
  private:
   struct Sizes {
     int64_t capacity = 0;
-    size_t parts[6] = {}, scratch = 0, total = 0;
+    size_t parts[10] = {}, scratch = 0, total = 0;
   };
   static Sizes sizes_of(const DrafterModel& model, int64_t chunk);
   void stage(int i);
+  void fill_windows(Poll* poll);
   RowRing window(int stage) const { return state_.window(model_->target->shape.n_layers + stage); }
 
   std::shared_ptr<const DrafterModel> model_;
@@ -89,7 +91,10 @@ class Drafter {
   float* x_ = nullptr;      // [batch][D]
   uint8_t* block_ = nullptr;  // packed rows of the block
   float* collapsed_ = nullptr;  // [block][D]
-  float *cos_ = nullptr, *sin_ = nullptr;  // [batch][rope_dim / 2]
+  float *cos_ = nullptr, *sin_ = nullptr;  // [batch][rope_dim / 2] of context rows
+  float *block_cos_ = nullptr, *block_sin_ = nullptr;  // [block][rope_dim / 2]
+  float* signals_ = nullptr;     // a row's confidence and top
+  float* row_logits_ = nullptr;  // [vocab]
   uint8_t* own_base_ = nullptr;  // all of the above and the scratch of a block
   size_t own_bytes_ = 0;
   Scratch t_{};

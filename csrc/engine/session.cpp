@@ -19,7 +19,7 @@ Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t re
       feed_(*model_, *backend_) {
   if (!drafter) return;
   if (drafter->target != model_) throw OptionError("[session] this drafter was opened for another model");
-  drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, chunk);
+  drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, *backend_, chunk);
 }
 
 Session::~Session() { backend_->free(scratch_base_, scratch_bytes_); }
@@ -53,6 +53,50 @@ void Session::reserve_scratch(int64_t n, int64_t n_logits) {
 
 namespace {
 
+// Lets a trace see what was issued so far, done.
+class DoneTrace final : public Trace {
+ public:
+  DoneTrace(Trace& inner, Backend& backend) : inner_(inner), backend_(backend) {}
+  void tap(int layer, const char* name, const float* data, std::initializer_list<int64_t> shape) override {
+    backend_.wait();
+    inner_.tap(layer, name, data, shape);
+  }
+  void tap(int layer, const char* name, const int32_t* data, std::initializer_list<int64_t> shape) override {
+    backend_.wait();
+    inner_.tap(layer, name, data, shape);
+  }
+  bool wants(const char* name) override { return inner_.wants(name); }
+  void enter(int layer, float* stream, float* mix, int64_t n) override {
+    backend_.wait();
+    inner_.enter(layer, stream, mix, n);
+  }
+  void after_engram(int layer, float* stream, int64_t n) override {
+    backend_.wait();
+    inner_.after_engram(layer, stream, n);
+  }
+
+ private:
+  Trace& inner_;
+  Backend& backend_;
+};
+
+// Memory of the back end for as long as this lives; for what only a trace wants.
+class TraceMemory {
+ public:
+  TraceMemory(Backend& backend, int64_t n) : backend_(backend), bytes_(static_cast<size_t>(n) * sizeof(float)) {
+    if (n > 0) data_ = static_cast<float*>(backend.alloc(bytes_));
+  }
+  ~TraceMemory() { backend_.free(data_, bytes_); }
+  TraceMemory(const TraceMemory&) = delete;
+  TraceMemory& operator=(const TraceMemory&) = delete;
+  float* data() const { return data_; }
+
+ private:
+  Backend& backend_;
+  size_t bytes_;
+  float* data_ = nullptr;
+};
+
 // The open pair's unpooled rows, put back when a run fails half-way.
 class PendingGuard {
  public:
@@ -79,7 +123,9 @@ class PendingGuard {
 void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
   check_tokens(tokens, n);
   complete(poll);
-  run_rows(tokens, n, logits, out, poll, trace);
+  if (trace == nullptr) return run_rows(tokens, n, logits, out, poll, nullptr);
+  DoneTrace done(*trace, *backend_);
+  run_rows(tokens, n, logits, out, poll, &done);
 }
 
 void Session::run_rows(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, Trace* trace) {
@@ -98,10 +144,13 @@ void Session::run_rows(const int32_t* tokens, int64_t n, Logits logits, float* o
       if (poll != nullptr) poll->progress(l, model_->shape.n_layers);
       layer(l, static_cast<int>(n), poll, trace);
     }
+    if (n_logits > 0) head(n, n_logits, trace);
+    backend_->wait();
     check_finite(n);
-    if (n_logits > 0) head(n, n_logits, out, trace);
+    take_logits(n_logits, out);
     keep_final(n);
   } catch (...) {
+    backend_->abandon();
     feed_.abandon();
     guard.restore();
     state_.keep_pending();
@@ -166,6 +215,7 @@ void Session::start(const int32_t* tokens, int64_t n) {
 }
 
 void Session::engram(int l, int n, Poll* poll) {
+  backend_->submit();
   const uint8_t* rows = feed_.wait(model_->shape.engram_index[l], poll);
   backend_->engram({n, rows, &model_->weights.layers[l].engram, t_.stream});
 }
@@ -234,13 +284,13 @@ void Session::attention(int l, int n, Trace* trace) {
   }
   backend_->attn_query({n, t_.qr, &w.attn, rope, t_.q});
   const int64_t hd = s.head_dim, heads = s.n_heads;
-  std::vector<float> raw(trace != nullptr && trace->wants("attn_o") ? static_cast<size_t>(n * heads * hd) : 0);
+  const TraceMemory raw(*backend_, trace != nullptr && trace->wants("attn_o") ? n * heads * hd : 0);
   backend_->attend({n, position, t_.q, state_.window(l), source >= 0 ? state_.compressed(source) : nullptr,
-                    t_.selected, t_.n_selected, w.attn.sink, rope, t_.o, raw.empty() ? nullptr : raw.data()});
+                    t_.selected, t_.n_selected, w.attn.sink, rope, t_.o, raw.data()});
   backend_->attn_out({n, t_.o, &w.attn, t_.low, t_.y});
   if (trace == nullptr) return;
   trace->tap(l, "attn_q", t_.q, {n, heads, hd});
-  if (!raw.empty()) trace->tap(l, "attn_o", raw.data(), {n, heads, hd});
+  if (raw.data() != nullptr) trace->tap(l, "attn_o", raw.data(), {n, heads, hd});
   if (source >= 0) {
     trace->tap(l, "selected", t_.selected, {n, s.index_topk});
     trace->tap(l, "n_selected", t_.n_selected, {n});
@@ -255,14 +305,13 @@ void Session::select(int l, int n, Trace* trace) {
   const bool makes = l == s.candidate_source;
   const bool uses = s.candidate_source >= 0 && l > s.candidate_source;
   const int64_t stride = (position + n) / s.ratio[l];
-  std::vector<float> scores;
-  if (trace != nullptr && trace->wants("index_scores"))
-    scores.assign(static_cast<size_t>(n * stride), -__builtin_inff());
+  const TraceMemory scores(*backend_, trace != nullptr && trace->wants("index_scores") ? n * stride : 0);
+  if (scores.data() != nullptr) std::fill(scores.data(), scores.data() + n * stride, -__builtin_inff());
   backend_->select({n, position, s.ratio[l], t_.index_codes, t_.index_scales, t_.index_weights, state_.index(source),
                     t_.selected, t_.n_selected, makes ? t_.blocks : nullptr, t_.n_blocks, uses ? t_.blocks : nullptr,
-                    t_.n_blocks, scores.empty() ? nullptr : scores.data(), stride});
+                    t_.n_blocks, scores.data(), stride});
   if (trace == nullptr) return;
-  if (!scores.empty()) trace->tap(l, "index_scores", scores.data(), {n, stride});
+  if (scores.data() != nullptr) trace->tap(l, "index_scores", scores.data(), {n, stride});
   trace->tap(l, "index_weights", t_.index_weights, {n, s.index_heads});
   if (makes) {
     trace->tap(l, "candidate_blocks", t_.blocks, {n, s.candidate_blocks});
@@ -270,13 +319,16 @@ void Session::select(int l, int n, Trace* trace) {
   }
 }
 
-void Session::head(int64_t n, int64_t n_logits, float* out, Trace* trace) {
+void Session::head(int64_t n, int64_t n_logits, Trace* trace) {
   const Shape& s = model_->shape;
   const int64_t skip = n - n_logits;
   backend_->head({static_cast<int>(n_logits), t_.stream + skip * s.n_streams * s.hidden, t_.mix + skip * s.n_streams,
                   model_->weights.norm, &model_->weights.head, t_.head_x, t_.logits});
   if (trace != nullptr) trace->tap(-1, "final_norm_out", t_.head_x, {n_logits, s.hidden});
-  std::memcpy(out, t_.logits, static_cast<size_t>(n_logits * s.vocab) * sizeof(float));
+}
+
+void Session::take_logits(int64_t n_logits, float* out) const {
+  if (n_logits > 0) std::memcpy(out, t_.logits, static_cast<size_t>(n_logits * model_->shape.vocab) * sizeof(float));
 }
 
 }  // namespace ds4

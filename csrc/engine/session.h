@@ -109,7 +109,8 @@ class Session {
   void attention(int l, int n, Trace* trace);
   void engram(int l, int n, Poll* poll);
   void select(int l, int n, Trace* trace);
-  void head(int64_t n, int64_t n_logits, float* out, Trace* trace);
+  void head(int64_t n, int64_t n_logits, Trace* trace);
+  void take_logits(int64_t n_logits, float* out) const;
 
   std::shared_ptr<const Model> model_;
   std::unique_ptr<Backend> backend_;

@@ -1,0 +1,157 @@
+#include "metal_host/device.h"
+
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "metal_host/sources.h"
+
+namespace ds4::metal {
+
+namespace {
+
+constexpr size_t kPage = 16384;
+
+NS::String* string(const std::string& s) { return NS::String::string(s.c_str(), NS::UTF8StringEncoding); }
+
+std::string describe(const Constants& c) {
+  return "type " + std::to_string(c.type) + ", rows " + std::to_string(c.rows) + ", type2 " + std::to_string(c.type2) + ", flags " +
+         std::to_string(c.flags) + ", round " + std::to_string(c.round) + ", quant " + std::to_string(c.quant);
+}
+
+}  // namespace
+
+std::string text(const NS::String* s) { return s == nullptr ? std::string() : std::string(s->utf8String()); }
+
+std::string text(const NS::Error* error) {
+  return error == nullptr ? std::string("no reason given") : text(error->localizedDescription());
+}
+
+std::string Device::why_not() {
+  static const std::string reason = [] {
+    try {
+      get();
+      return std::string();
+    } catch (const BackendError& error) {
+      return std::string(error.what());
+    }
+  }();
+  return reason;
+}
+
+Device& Device::get() {
+  static Device* device = new Device;  // lives as long as the process: back ends of static objects may outlast main
+  return *device;
+}
+
+Device::Device() : device_(MTL::CreateSystemDefaultDevice()) {
+  const Pool pool;
+  if (!device_) throw BackendError("[metal] this machine has no Metal device; use backend=\"cpu\"");
+  queue_ = Ref<MTL::CommandQueue>(device_->newCommandQueue());
+  if (!queue_) throw BackendError("[metal] the device gave no command queue");
+  compile();
+}
+
+// Safe math: the canonical order and correctly rounded operations are the promise.
+void Device::compile() {
+  Ref<MTL::CompileOptions> options(MTL::CompileOptions::alloc()->init());
+  options->setFastMathEnabled(false);
+  options->setLanguageVersion(MTL::LanguageVersion3_0);
+  NS::Error* error = nullptr;
+  library_ = Ref<MTL::Library>(device_->newLibrary(string(kernel_source()), options.get(), &error));
+  if (!library_) throw BackendError("[metal] the kernels do not compile: " + text(error));
+}
+
+Kernel Device::kernel(const char* name, const Constants& constants) {
+  const Key key = std::tuple_cat(std::tuple<std::string>(name), constants.key());
+  const std::lock_guard<std::mutex> lock(kernels_mutex_);
+  const auto found = kernels_.find(key);
+  if (found != kernels_.end()) return found->second.second;
+  const Kernel kernel = build(name, constants);
+  kernels_.emplace(key, std::make_pair(Ref<MTL::ComputePipelineState>(kernel.pipeline), kernel));
+  return kernel;
+}
+
+Kernel Device::build(const char* name, const Constants& constants) {
+  const Pool pool;
+  Ref<MTL::FunctionConstantValues> values(MTL::FunctionConstantValues::alloc()->init());
+  const int32_t list[] = {constants.type, constants.rows, constants.type2, constants.flags, constants.round, constants.quant};
+  for (NS::UInteger i = 0; i < sizeof list / sizeof list[0]; ++i) values->setConstantValue(&list[i], MTL::DataTypeInt, i);
+  NS::Error* error = nullptr;
+  const Ref<MTL::Function> function(library_->newFunction(string(name), values.get(), &error));
+  if (!function) throw BackendError("[metal] kernel " + std::string(name) + " (" + describe(constants) + ") cannot be made: " + text(error));
+  Kernel kernel;
+  kernel.pipeline = device_->newComputePipelineState(function.get(), &error);
+  if (kernel.pipeline == nullptr)
+    throw BackendError("[metal] kernel " + std::string(name) + " (" + describe(constants) + ") has no pipeline: " + text(error));
+  const std::lock_guard<std::mutex> lock(counts_mutex_);
+  const auto count = counts_.emplace(name, 0).first;
+  kernel.name = count->first.c_str();
+  kernel.dispatches = &count->second;
+  return kernel;
+}
+
+Ref<MTL::Buffer> Device::new_buffer(size_t bytes) {
+  const Pool pool;
+  bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  Ref<MTL::Buffer> buffer(device_->newBuffer(bytes, MTL::ResourceStorageModeShared));
+  if (!buffer)
+    throw MemoryPlanError("[metal] the device refused " + std::to_string(bytes) + " bytes; ask for a smaller context or chunk");
+  return buffer;
+}
+
+Ref<MTL::Buffer> Device::wrap(const void* page, size_t bytes) {
+  const Pool pool;
+  Ref<MTL::Buffer> buffer(device_->newBuffer(page, bytes, MTL::ResourceStorageModeShared, nullptr));
+  if (!buffer) throw MemoryPlanError("[metal] the device refused to use " + std::to_string(bytes) + " bytes of mapped weights in place");
+  return buffer;
+}
+
+void Device::remember(const void* p, size_t bytes, MTL::Buffer* buffer, size_t offset) {
+  const std::unique_lock<std::shared_mutex> lock(ranges_mutex_);
+  ranges_[reinterpret_cast<uintptr_t>(p)] = Range{bytes, buffer, offset};
+}
+
+void Device::forget(const void* p) {
+  const std::unique_lock<std::shared_mutex> lock(ranges_mutex_);
+  ranges_.erase(reinterpret_cast<uintptr_t>(p));
+}
+
+bool Device::find(const void* p, Place* place) const {
+  const auto at = reinterpret_cast<uintptr_t>(p);
+  const std::shared_lock<std::shared_mutex> lock(ranges_mutex_);
+  auto next = ranges_.upper_bound(at);
+  if (next == ranges_.begin()) return false;
+  --next;
+  if (at - next->first >= next->second.bytes) return false;
+  *place = {next->second.buffer, next->second.offset + (at - next->first)};
+  return true;
+}
+
+void* Device::alloc(size_t bytes) {
+  Ref<MTL::Buffer> buffer = new_buffer(bytes);
+  void* p = buffer->contents();
+  remember(p, std::max<size_t>(bytes, 1), buffer.get(), 0);
+  const std::unique_lock<std::shared_mutex> lock(ranges_mutex_);
+  allocated_.emplace(reinterpret_cast<uintptr_t>(p), std::move(buffer));
+  return p;
+}
+
+void Device::free(void* p) {
+  if (p == nullptr) return;
+  forget(p);
+  const std::unique_lock<std::shared_mutex> lock(ranges_mutex_);
+  allocated_.erase(reinterpret_cast<uintptr_t>(p));
+}
+
+std::vector<std::pair<std::string, int64_t>> Device::dispatches_by_kernel() const {
+  const std::lock_guard<std::mutex> lock(counts_mutex_);
+  return {counts_.begin(), counts_.end()};
+}
+
+bool available() { return Device::why_not().empty(); }
+std::string why_not() { return Device::why_not(); }
+Counters counters() { return Device::get().counters; }
+std::vector<std::pair<std::string, int64_t>> dispatches_by_kernel() { return Device::get().dispatches_by_kernel(); }
+
+}  // namespace ds4::metal

@@ -1,0 +1,20 @@
+// How the families issue row products with something folded in (metal/linear.h).
+#pragma once
+
+#include <algorithm>
+
+#include "linear.h"
+#include "metal_host/backend.h"
+
+namespace ds4::metal {
+
+// Arguments, function constants and grid of the kernel "linear" for rows row0 .. row0 + rows - 1 of m and n activation rows.
+LinearArgs linear_args(const Matrix& m, int row0, int rows, int n, int64_t x_stride, int64_t ldo);
+Constants linear_constants(const Matrix& m, int n, int flags);
+Grid linear_grid(int rows, int n);
+
+inline int tile_rows(int n) { return std::min(n, kTileRows); }
+// Scales of a matrix; types without any get the data, which the kernel then does not look at.
+inline const uint8_t* scales(const Matrix& m) { return m.scale != nullptr ? m.scale : m.data; }
+
+}  // namespace ds4::metal
