@@ -13,7 +13,7 @@
 #define LINEAR_SIMDGROUPS 4  // of a threadgroup
 #define LINEAR_TILE 8        // activation rows of a threadgroup
 
-struct LinearArgs {
+struct LinearParams {
   uint64_t row_bytes;
   uint32_t scale_row_bytes;
   uint32_t n, rows, cols;  // activation rows, matrix rows, columns
@@ -24,6 +24,6 @@ struct LinearArgs {
   uint32_t streams;              // LINEAR_EXPAND
 };
 
-struct QuantiseArgs {
+struct QuantiseParams {
   uint32_t stride, width;
 };

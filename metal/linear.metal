@@ -4,25 +4,11 @@
 #include "constants.h"
 #include "rows.h"
 #include "norm.h"
+#include "hc_row.h"
 #include "linear.h"
 
-// The streams at element d of row i: stream_k = post_k y + sum_j comb_jk stream_j. Lanes 0 .. streams - 1 of a group of
-// `streams` lanes have one stream each; all lanes call it.
-KERNEL_INLINE float expanded(float y, float own, uint k, uint first_lane, uint streams, float post, device const float* comb) {
-  float v = post * y;
-  for (uint j = 0u; j < streams; ++j) v = fma(comb[j * streams + k], simd_shuffle(own, ushort(first_lane + j)), v);
-  return rounded(v);
-}
-
-template <int Q>
-KERNEL_INLINE float pick(thread const float* values, uint q) {
-  float v = values[0];
-  for (int i = 1; i < Q; ++i) v = q == uint(i) ? values[i] : v;
-  return v;
-}
-
 template <int N>
-KERNEL_INLINE void finish_rows(thread float* v, constant LinearArgs& a, uint r, uint i0, device float* out, device const float* cosines,
+KERNEL_INLINE void finish_rows(thread float* v, constant LinearParams& a, uint r, uint i0, device float* out, device const float* cosines,
                                device const float* sines, device float* stream, device const float* post, device const float* comb,
                                uint lane) {
   for (int q = 0; q < LINEAR_OUTPUTS * N; ++q) {
@@ -47,22 +33,11 @@ KERNEL_INLINE void finish_rows(thread float* v, constant LinearArgs& a, uint r, 
     if (row < a.rows && i < a.n) out[ulong(i) * a.ldo + row] = value;
   }
   if ((fc_flags & LINEAR_EXPAND) == 0) return;
-  uint together = 32u / a.streams;  // outputs at a time, one lane for each stream
-  for (uint q0 = 0u; q0 < uint(LINEAR_OUTPUTS * N); q0 += together) {
-    uint q = q0 + lane / a.streams, k = lane % a.streams;
-    uint row = r + q / uint(N), i = i0 + q % uint(N);
-    bool mine = lane < together * a.streams && q < uint(LINEAR_OUTPUTS * N) && row < a.rows && i < a.n;
-    uint ii = mine ? i : 0u;
-    ulong at = (ulong(ii) * a.streams + k) * a.rows + (mine ? row : 0u);
-    float own = mine ? stream[at] : 0.0f;
-    float y = pick<LINEAR_OUTPUTS * N>(v, min(q, uint(LINEAR_OUTPUTS * N) - 1u));
-    float e = expanded(y, own, k, lane - k, a.streams, post[ii * a.streams + k], comb + ii * a.streams * a.streams);
-    if (mine) stream[at] = e;
-  }
+  expand_results<LINEAR_OUTPUTS, N>(v, r, a.rows, i0, a.n, a.streams, stream, post, comb, lane);
 }
 
 template <class D, int N>
-KERNEL_INLINE void linear_rows(constant LinearArgs& a, RowSource m, device const float* x, device float* out, device const float* cosines,
+KERNEL_INLINE void linear_rows(constant LinearParams& a, RowSource m, device const float* x, device float* out, device const float* cosines,
                                device const float* sines, device float* stream, device const float* post, device const float* comb,
                                uint r, uint i0, uint lane) {
   D w[LINEAR_OUTPUTS];
@@ -74,7 +49,7 @@ KERNEL_INLINE void linear_rows(constant LinearArgs& a, RowSource m, device const
   finish_rows<N>(v, a, r, i0, out, cosines, sines, stream, post, comb, lane);
 }
 
-kernel void linear(constant LinearArgs& a [[buffer(0)]], device const uchar* data [[buffer(1)]], device const uchar* scale [[buffer(2)]],
+kernel void linear(constant LinearParams& a [[buffer(0)]], device const uchar* data [[buffer(1)]], device const uchar* scale [[buffer(2)]],
                    device const float* x [[buffer(3)]], device float* out [[buffer(4)]], device const float* cosines [[buffer(5)]],
                    device const float* sines [[buffer(6)]], device float* stream [[buffer(7)]], device const float* post [[buffer(8)]],
                    device const float* comb [[buffer(9)]], uint3 group [[threadgroup_position_in_grid]],
@@ -93,7 +68,7 @@ kernel void linear(constant LinearArgs& a [[buffer(0)]], device const uchar* dat
 }
 
 // Activation quantiser in place; one simdgroup for a group of 32.
-kernel void quantise(constant QuantiseArgs& a [[buffer(0)]], device float* x [[buffer(1)]], uint3 group [[threadgroup_position_in_grid]],
+kernel void quantise(constant QuantiseParams& a [[buffer(0)]], device float* x [[buffer(1)]], uint3 group [[threadgroup_position_in_grid]],
                      uint lane [[thread_index_in_simdgroup]]) {
   uint k = group.x * 32u + lane;
   ulong at = ulong(group.y) * a.stride + k;

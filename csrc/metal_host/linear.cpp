@@ -6,8 +6,8 @@
 
 namespace ds4::metal {
 
-LinearArgs linear_args(const Matrix& m, int row0, int rows, int n, int64_t x_stride, int64_t ldo) {
-  LinearArgs args{};
+LinearParams linear_params(const Matrix& m, int row0, int rows, int n, int64_t x_stride, int64_t ldo) {
+  LinearParams args{};
   args.row_bytes = static_cast<uint64_t>(m.row_bytes);
   args.scale_row_bytes = static_cast<uint32_t>(m.scale_row_bytes);
   args.n = static_cast<uint32_t>(n);
@@ -34,7 +34,7 @@ Grid linear_grid(int rows, int n) {
 }
 
 void MetalBackend::linear(const Product& p, int n) {
-  LinearArgs args = linear_args(*p.m, p.row0, p.rows, n, p.x_stride, p.ldo);
+  LinearParams args = linear_params(*p.m, p.row0, p.rows, n, p.x_stride, p.ldo);
   if (p.group_rows > 0) {
     args.group_rows = static_cast<uint32_t>(p.group_rows);
     args.group_x = static_cast<uint32_t>(p.group_x);
@@ -51,7 +51,7 @@ void MetalBackend::linear(const Matrix& m, const float* x, int64_t x_stride, int
 
 void MetalBackend::quantise(float* x, int64_t stride, int width, int n) {
   if (!quant_) return;
-  const QuantiseArgs args{static_cast<uint32_t>(stride), static_cast<uint32_t>(width)};
+  const QuantiseParams args{static_cast<uint32_t>(stride), static_cast<uint32_t>(width)};
   encode("quantise", {}, args, {updates(x, n * stride)}, Grid{(width + 31) / 32, n}, kLanes);
 }
 

@@ -9,9 +9,12 @@
 namespace ds4::metal {
 
 // Arguments, function constants and grid of the kernel "linear" for rows row0 .. row0 + rows - 1 of m and n activation rows.
-LinearArgs linear_args(const Matrix& m, int row0, int rows, int n, int64_t x_stride, int64_t ldo);
+LinearParams linear_params(const Matrix& m, int row0, int rows, int n, int64_t x_stride, int64_t ldo);
 Constants linear_constants(const Matrix& m, int n, int flags);
 Grid linear_grid(int rows, int n);
+
+// Threadgroup memory of a row of `width` and the scratch of its norm (metal/norm.h).
+size_t norm_bytes(int width);
 
 inline int tile_rows(int n) { return std::min(n, kTileRows); }
 // Scales of a matrix; types without any get the data, which the kernel then does not look at.

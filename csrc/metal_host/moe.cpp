@@ -1,0 +1,83 @@
+// moe: router in two dispatches (scores; choice), experts in two (gate, up and SwiGLU; down, sum and expand), the shared
+// expert beside the routed ones.
+#include "moe.h"
+
+#include "metal_host/products.h"
+
+namespace ds4::metal {
+
+void MetalBackend::route(const RouteArgs& a) {
+  const Matrix& m = a.w->gate;
+  const int64_t e = s_.n_experts, k = s_.top_k;
+  encode("linear", linear_constants(m, a.n, LINEAR_SCORE), linear_params(m, 0, m.rows, a.n, s_.hidden, e),
+         {fixed(m.data), fixed(scales(m)), reads(a.x, a.n * int64_t{s_.hidden}), writes(a.scores, a.n * e), absent(), absent(), absent(), absent(),
+          absent()},
+         linear_grid(m.rows, a.n), LINEAR_SIMDGROUPS * kLanes);
+  const RouteParams params{static_cast<uint32_t>(e), static_cast<uint32_t>(k), s_.route_scale, 0};
+  encode("route_pick", {}, params, {reads(a.scores, a.n * e), fixed(a.w->bias), writes(a.experts, a.n * k), writes(a.weights, a.n * k)}, Grid{a.n},
+         kLanes, MOE_MAX_TOP_K * sizeof(int32_t));
+}
+
+namespace {
+
+MoeMatrix described(const Matrix& m) {
+  return {static_cast<uint64_t>(m.row_bytes), static_cast<uint32_t>(m.scale_row_bytes), static_cast<uint32_t>(m.cols)};
+}
+MoeMatrix described(const ExpertMatrices& m) {
+  return {static_cast<uint64_t>(m.row_bytes), static_cast<uint32_t>(m.scale_row_bytes), static_cast<uint32_t>(m.cols)};
+}
+
+constexpr size_t kPlanBytes = (1 + 2 * MOE_MAX_PAIRS) * sizeof(int32_t);
+
+}  // namespace
+
+void MetalBackend::moe(const MoeArgs& a) {
+  const std::shared_ptr<const ExpertTable> table = expert_table(*a.w);
+  held_.push_back(table);
+  const int64_t k = s_.top_k, f = s_.expert_dim, d = s_.hidden, slots = k + 1, tiles = (a.n + MOE_TILE - 1) / MOE_TILE;
+  const ExpertWeights& shared = a.w->shared;
+  MoeUpParams up{described(table->w1), described(table->w3), static_cast<uint32_t>(a.n), static_cast<uint32_t>(k), static_cast<uint32_t>(f),
+                 static_cast<uint32_t>(d), s_.swiglu_limit, 0};
+  constexpr size_t kUpBytes = 2 * MOE_TILE * MOE_UP_OUTPUTS * sizeof(float) + kPlanBytes;
+  const Grid blocks{(f + MOE_UP_OUTPUTS - 1) / MOE_UP_OUTPUTS, 1, tiles};
+  Constants constants;
+  constants.rows = tile_rows(a.n);
+  // The two write different slots of mid, so that nothing stands between them.
+  up.gate = described(shared.w1);
+  up.up = described(shared.w3);
+  constants.type = static_cast<int32_t>(shared.w1.type);
+  constants.flags = MOE_SHARED;
+  encode("moe_up", constants, up,
+         {fixed(shared.w1.data), fixed(scales(shared.w1)), absent(), fixed(shared.w3.data), fixed(scales(shared.w3)), absent(),
+          reads(a.xq, a.n * d), absent(), absent(), writes(a.mid, 1)},
+         blocks, MOE_UP_SIMDGROUPS * kLanes, kUpBytes);
+  up.gate = described(table->w1);
+  up.up = described(table->w3);
+  constants.type = static_cast<int32_t>(table->w1.type);
+  constants.flags = 0;
+  encode("moe_up", constants, up,
+         {fixed(table->w1.data), fixed(table->w1.scale), fixed(table->w1.offsets), fixed(table->w3.data), fixed(table->w3.scale),
+          fixed(table->w3.offsets), reads(a.xq, a.n * d), reads(a.experts, a.n * k), reads(a.weights, a.n * k),
+          writes(a.mid + 1, a.n * slots * f - 1)},
+         Grid{blocks.x, std::min<int64_t>({a.n * k, MOE_TILE * k, s_.n_experts}), tiles}, MOE_UP_SIMDGROUPS * kLanes, kUpBytes);
+  finish_later(a.y, a.n, [this, a, table, k, f, d, slots, tiles](const HcWriteArgs* write) {
+    const ExpertWeights& shared = a.w->shared;
+    const int64_t c = s_.n_streams;
+    const MoeDownParams down{described(table->w2), described(shared.w2), static_cast<uint32_t>(a.n), static_cast<uint32_t>(k),
+                             static_cast<uint32_t>(f), static_cast<uint32_t>(d), static_cast<uint32_t>(c), 0};
+    Constants constants;
+    constants.rows = tile_rows(a.n);
+    constants.type = static_cast<int32_t>(table->w2.type);
+    constants.type2 = static_cast<int32_t>(shared.w2.type);
+    constants.flags = write != nullptr ? MOE_EXPAND : 0;
+    constexpr int kPer = MOE_DOWN_OUTPUTS * MOE_DOWN_SIMDGROUPS;
+    encode("moe_down", constants, down,
+           {fixed(table->w2.data), fixed(table->w2.scale), fixed(table->w2.offsets), fixed(shared.w2.data), fixed(scales(shared.w2)),
+            reads(a.mid, a.n * slots * f), reads(a.experts, a.n * k), writes(a.y, a.n * d),
+            write != nullptr ? updates(write->stream, a.n * c * d) : absent(), write != nullptr ? reads(write->post, a.n * c) : absent(),
+            write != nullptr ? reads(write->comb, a.n * c * c) : absent()},
+           Grid{(d + kPer - 1) / kPer, tiles}, MOE_DOWN_SIMDGROUPS * kLanes, kPlanBytes);
+  });
+}
+
+}  // namespace ds4::metal
