@@ -1,6 +1,8 @@
 #include "metal_host/device.h"
 
-#include <cstring>
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <vector>
 
 #include "base/error.h"
@@ -11,6 +13,9 @@ namespace ds4::metal {
 namespace {
 
 constexpr size_t kPage = 16384;
+#ifndef MAP_NORESERVE
+#define MAP_NORESERVE 0
+#endif
 
 NS::String* string(const std::string& s) { return NS::String::string(s.c_str(), NS::UTF8StringEncoding); }
 
@@ -54,12 +59,20 @@ Device::Device() : device_(MTL::CreateSystemDefaultDevice()) {
 
 // Safe math: the canonical order and correctly rounded operations are the promise.
 void Device::compile() {
+  const Pool pool;
   Ref<MTL::CompileOptions> options(MTL::CompileOptions::alloc()->init());
-  options->setFastMathEnabled(false);
-  options->setLanguageVersion(MTL::LanguageVersion3_0);
-  NS::Error* error = nullptr;
-  library_ = Ref<MTL::Library>(device_->newLibrary(string(kernel_source()), options.get(), &error));
-  if (!library_) throw BackendError("[metal] the kernels do not compile: " + text(error));
+  options->setMathMode(MTL::MathModeSafe);
+  options->setMathFloatingPointFunctions(MTL::MathFloatingPointFunctionsPrecise);
+  options->setLanguageVersion(MTL::LanguageVersion3_2);
+  for (int i = 0; i < kSourceCount; ++i) {
+    NS::Error* error = nullptr;
+    Ref<MTL::Library> library(device_->newLibrary(string(kSources[i].text), options.get(), &error));
+    if (!library)
+      throw BackendError("[metal] the kernels of " + std::string(kSources[i].family) + ".metal do not compile: " + text(error));
+    const NS::Array* names = library->functionNames();
+    for (NS::UInteger k = 0; k < names->count(); ++k) home_[text(names->object<NS::String>(k))] = library.get();
+    libraries_.push_back(std::move(library));
+  }
 }
 
 Kernel Device::kernel(const char* name, const Constants& constants) {
@@ -78,7 +91,9 @@ Kernel Device::build(const char* name, const Constants& constants) {
   const int32_t list[] = {constants.type, constants.rows, constants.type2, constants.flags, constants.round, constants.quant};
   for (NS::UInteger i = 0; i < sizeof list / sizeof list[0]; ++i) values->setConstantValue(&list[i], MTL::DataTypeInt, i);
   NS::Error* error = nullptr;
-  const Ref<MTL::Function> function(library_->newFunction(string(name), values.get(), &error));
+  const auto home = home_.find(name);
+  if (home == home_.end()) throw BackendError("[metal] there is no kernel named " + std::string(name));
+  const Ref<MTL::Function> function(home->second->newFunction(string(name), values.get(), &error));
   if (!function) throw BackendError("[metal] kernel " + std::string(name) + " (" + describe(constants) + ") cannot be made: " + text(error));
   Kernel kernel;
   kernel.pipeline = device_->newComputePipelineState(function.get(), &error);
@@ -128,20 +143,35 @@ bool Device::find(const void* p, Place* place) const {
   return true;
 }
 
+// Pages of our own under a buffer: the system hands them out zeroed and when they are first touched; Metal promises neither.
 void* Device::alloc(size_t bytes) {
-  Ref<MTL::Buffer> buffer = new_buffer(bytes);
-  void* p = buffer->contents();
-  remember(p, std::max<size_t>(bytes, 1), buffer.get(), 0);
-  const std::unique_lock<std::shared_mutex> lock(ranges_mutex_);
-  allocated_.emplace(reinterpret_cast<uintptr_t>(p), std::move(buffer));
+  const size_t length = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  void* pages = mmap(nullptr, length + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (pages == MAP_FAILED)
+    throw MemoryPlanError("[metal] the system refused " + std::to_string(bytes) + " bytes; ask for a smaller context or chunk");
+  auto* p = static_cast<uint8_t*>(pages);
+  p += -reinterpret_cast<uintptr_t>(p) & (kPage - 1);
+  try {
+    Allocation allocation{wrap(p, length), pages, length + kPage};
+    remember(p, std::max<size_t>(bytes, 1), allocation.buffer.get(), 0);
+    const std::unique_lock<std::shared_mutex> lock(ranges_mutex_);
+    allocated_.emplace(reinterpret_cast<uintptr_t>(p), std::move(allocation));
+  } catch (...) {
+    munmap(pages, length + kPage);
+    throw;
+  }
   return p;
 }
 
 void Device::free(void* p) {
   if (p == nullptr) return;
-  forget(p);
   const std::unique_lock<std::shared_mutex> lock(ranges_mutex_);
-  allocated_.erase(reinterpret_cast<uintptr_t>(p));
+  ranges_.erase(reinterpret_cast<uintptr_t>(p));
+  const auto found = allocated_.find(reinterpret_cast<uintptr_t>(p));
+  if (found == allocated_.end()) return;
+  const Allocation gone = std::move(found->second);
+  allocated_.erase(found);
+  munmap(gone.pages, gone.bytes);
 }
 
 std::vector<std::pair<std::string, int64_t>> Device::dispatches_by_kernel() const {

@@ -12,6 +12,7 @@
 #include <shared_mutex>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "metal_host/metal.h"
 
@@ -92,7 +93,7 @@ class Device {
   // A kernel by its host name. Throws BackendError with the compiler's text when it cannot be had.
   Kernel kernel(const char* name, const Constants& constants);
 
-  // New zeroed memory, or pages that exist (no copy; the owner keeps them mapped).
+  // New memory with anything in it, or pages that exist (no copy; the owner keeps them mapped).
   Ref<MTL::Buffer> new_buffer(size_t bytes);
   Ref<MTL::Buffer> wrap(const void* page, size_t bytes);
 
@@ -122,14 +123,20 @@ class Device {
 
   Ref<MTL::Device> device_;
   Ref<MTL::CommandQueue> queue_;
-  Ref<MTL::Library> library_;
+  std::vector<Ref<MTL::Library>> libraries_;
+  std::map<std::string, MTL::Library*> home_;  // of each kernel
   std::mutex kernels_mutex_;
   std::map<Key, std::pair<Ref<MTL::ComputePipelineState>, Kernel>> kernels_;
   mutable std::mutex counts_mutex_;
   std::map<std::string, int64_t> counts_;
   mutable std::shared_mutex ranges_mutex_;
   std::map<uintptr_t, Range> ranges_;
-  std::map<uintptr_t, Ref<MTL::Buffer>> allocated_;
+  struct Allocation {
+    Ref<MTL::Buffer> buffer;
+    void* pages;
+    size_t bytes;
+  };
+  std::map<uintptr_t, Allocation> allocated_;
 };
 
 }  // namespace ds4::metal
