@@ -192,7 +192,10 @@ kernel void attend_values(
     }
     if (k >= tail) {
       const uint pair = i * (a.rope_dim / 2) + (k - tail) / 2;
-      out = rotated(out.x, out.y, cosines[pair], -1.0f * sines[pair]);
+      const float c = cosines[pair], turn = -1.0f * sines[pair];
+      const float re = out.x * c - out.y * turn;
+      const float im = out.x * turn + out.y * c;
+      out = float2(rounded(re), rounded(im));
     }
     o[at] = out.x;
     o[at + 1] = out.y;

@@ -5,13 +5,26 @@
 #include <cmath>
 
 #include "metal_host/backend.h"
+#include "metal_host/products.h"
 
 namespace ds4::metal {
 
 namespace {
 
 constexpr int64_t kBatchBytes = int64_t{64} << 20;
-int64_t groups(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+}  // namespace
+
+// What both operations have, and where their rows come from.
+struct AttendBuffers {
+  const float* q;
+  Argument window, more, selected, n_selected;
+  const float* sink;
+  Rope rope;
+  float *o, *o_raw;
+};
+
+namespace {
 
 AttendArgsGpu params_for(const Shape& s, int64_t position) {
   AttendArgsGpu p{};
@@ -30,13 +43,13 @@ AttendArgsGpu params_for(const Shape& s, int64_t position) {
 
 void MetalBackend::attend_rows(AttendArgsGpu p, const AttendBuffers& b, int64_t n, int64_t longest) {
   const int64_t heads = s_.n_heads, hd = s_.head_dim, angles = n * (s_.rope_dim / 2);
-  const int64_t blocks = groups(longest, ATTEND_PLACES), per_row = heads * blocks * ATTEND_PLACES;
+  const int64_t blocks = groups_of(longest, ATTEND_PLACES), per_row = heads * blocks * ATTEND_PLACES;
   const int64_t batch = std::clamp<int64_t>(kBatchBytes / (per_row * 4), 1, n);
   float* scores = temp<float>(Temp::attend_partials, batch * per_row);
   p.blocks = static_cast<uint32_t>(blocks);
   p.raw = b.o_raw != nullptr ? 1 : 0;
   for (int64_t i = 0; i < n; i += batch) {
-    const int64_t rows = std::min(batch, n - i), head_groups = groups(heads, ATTEND_HEADS);
+    const int64_t rows = std::min(batch, n - i), head_groups = groups_of(heads, ATTEND_HEADS);
     p.first_row = static_cast<uint32_t>(i);
     encode("attend_scores", {}, p,
            {reads(b.q, n * heads * hd), b.window, b.more, b.selected, b.n_selected, writes(scores, rows * per_row)},
@@ -44,7 +57,7 @@ void MetalBackend::attend_rows(AttendArgsGpu p, const AttendBuffers& b, int64_t 
     encode("attend_values", {}, p,
            {reads(scores, rows * per_row), b.window, b.more, b.selected, b.n_selected, fixed(b.sink), reads(b.rope.cos, angles),
             reads(b.rope.sin, angles), writes(b.o, n * heads * hd), writes(b.o_raw, b.o_raw != nullptr ? n * heads * hd : 0)},
-           {groups(hd, ATTEND_SLICE), head_groups, rows}, ATTEND_THREADS,
+           {groups_of(hd, ATTEND_SLICE), head_groups, rows}, ATTEND_THREADS,
            (ATTEND_SLICE + ATTEND_HEADS) * ATTEND_PLACES * sizeof(float));
     breathe(static_cast<int>(n));
   }

@@ -13,6 +13,8 @@
 #include "metal_host/stream.h"
 #include "metal_host/weights.h"
 
+struct AttendArgsGpu;
+
 namespace ds4::metal {
 
 constexpr int kLanes = 32;      // of a simdgroup
@@ -23,6 +25,8 @@ enum class Temp : int {
   hc_partials, hc_mixes, window_rows, compress_raw, compress_latent, compress_key, index_query, select_scores, select_keys,
   attend_partials, engram_rows, engram_projected, draft_main, markov_joined, markov_bias, markov_sums, count
 };
+
+struct AttendBuffers;
 
 class MetalBackend final : public Backend {
  public:
@@ -92,6 +96,9 @@ class MetalBackend final : public Backend {
   T* temp(Temp which, int64_t n) {
     return static_cast<T*>(temp_bytes(which, static_cast<size_t>(n) * sizeof(T)));
   }
+  // attend and draft_attend: n rows whose longest list has `longest` places (attend.cpp).
+  void attend_rows(AttendArgsGpu args, const AttendBuffers& buffers, int64_t n, int64_t longest);
+
   void* temp_bytes(Temp which, size_t bytes);
   // An operation whose last dispatch may take in the hc_write that follows: issued with it, or, when something else
   // comes, with null.

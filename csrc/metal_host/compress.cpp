@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "metal_host/backend.h"
+#include "metal_host/products.h"
 
 namespace ds4::metal {
 

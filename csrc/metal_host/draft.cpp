@@ -8,13 +8,6 @@
 
 namespace ds4::metal {
 
-namespace {
-int64_t groups(int64_t n, int64_t size) { return (n + size - 1) / size; }
-
-// Threadgroup memory of a row that is normed in place (metal/norm.h).
-size_t normed_bytes(int64_t width) { return static_cast<size_t>(width + 64 * groups(width, 2048) + 1) * sizeof(float); }
-}  // namespace
-
 void MetalBackend::stream_mean(const StreamMeanArgs& a) {
   const int64_t n = a.n, c = s_.n_streams, d = s_.hidden;
   if (n == 0) return;
@@ -23,7 +16,7 @@ void MetalBackend::stream_mean(const StreamMeanArgs& a) {
   p.width = static_cast<uint32_t>(d);
   p.stride = static_cast<uint32_t>(a.stride);
   p.share = 1.0f / static_cast<float>(c);
-  encode("stream_mean", {}, p, {reads(a.stream, n * c * d), writes(a.out, (n - 1) * a.stride + d)}, {groups(d, DRAFT_THREADS), n},
+  encode("stream_mean", {}, p, {reads(a.stream, n * c * d), writes(a.out, (n - 1) * a.stride + d)}, {groups_of(d, DRAFT_THREADS), n},
          DRAFT_THREADS);
 }
 
@@ -32,7 +25,7 @@ void MetalBackend::collapse(const CollapseArgs& a) {
   DraftRowsArgs p{};
   p.streams = static_cast<uint32_t>(c);
   p.width = static_cast<uint32_t>(d);
-  encode("collapse", {}, p, {reads(a.stream, n * c * d), reads(a.mix, n * c), writes(a.x, n * d)}, {groups(d, DRAFT_THREADS), n},
+  encode("collapse", {}, p, {reads(a.stream, n * c * d), reads(a.mix, n * c), writes(a.x, n * d)}, {groups_of(d, DRAFT_THREADS), n},
          DRAFT_THREADS);
 }
 
@@ -43,7 +36,7 @@ void MetalBackend::draft_main(const DraftMainArgs& a) {
     float* quantised = temp<float>(Temp::draft_main, n * wide);
     DraftRowsArgs p{};
     p.width = static_cast<uint32_t>(wide);
-    encode("draft_quantise", {}, p, {reads(a.main, n * wide), writes(quantised, n * wide)}, {groups(wide, DRAFT_THREADS), n}, DRAFT_THREADS);
+    encode("draft_quantise", {}, p, {reads(a.main, n * wide), writes(quantised, n * wide)}, {groups_of(wide, DRAFT_THREADS), n}, DRAFT_THREADS);
     in = quantised;
   }
   linear(*a.w, in, wide, a.n, a.x, d, true);
@@ -71,7 +64,7 @@ void MetalBackend::draft_window(const DraftWindowArgs& a) {
 }
 
 void MetalBackend::markov(const MarkovArgs& a) {
-  const int64_t d = s_.hidden, rank = a.embed->cols, vocab = s_.vocab, runs = groups(vocab, MARKOV_RUN);
+  const int64_t d = s_.hidden, rank = a.embed->cols, vocab = s_.vocab, runs = groups_of(vocab, MARKOV_RUN);
   float* joined = temp<float>(Temp::markov_joined, d + rank);
   float* bias = temp<float>(Temp::markov_bias, vocab);
   float* maxima = temp<float>(Temp::markov_sums, runs);
@@ -86,7 +79,7 @@ void MetalBackend::markov(const MarkovArgs& a) {
   Constants type;
   type.type = static_cast<int32_t>(a.embed->type);
   encode("markov_join", type, p, {fixed(a.embed->data), fixed(scales(*a.embed)), reads(a.x, d), writes(joined, d + rank)},
-         {groups(std::max(d, rank), 2 * DRAFT_THREADS)}, DRAFT_THREADS);
+         {groups_of(std::max(d, rank), 2 * DRAFT_THREADS)}, DRAFT_THREADS);
   linear(*a.head, joined + d, rank, 1, bias, vocab, false);
   linear(*a.confidence, joined, d + rank, 1, a.confidence_out, 1, false);
   encode("markov_logits", {}, p, {reads(a.base, vocab), reads(bias, vocab), writes(a.logits, vocab), writes(maxima, runs)}, {runs},

@@ -20,4 +20,10 @@ inline int tile_rows(int n) { return std::min(n, kTileRows); }
 // Scales of a matrix; types without any get the data, which the kernel then does not look at.
 inline const uint8_t* scales(const Matrix& m) { return m.scale != nullptr ? m.scale : m.data; }
 
+
+// Threadgroup memory of a row of `width` elements that a kernel norms (metal/norm.h).
+inline size_t normed_bytes(int64_t width) { return static_cast<size_t>(width + 64 * ((width + 2047) / 2048) + 1) * sizeof(float); }
+// Threadgroups of `size` that n need.
+inline int64_t groups_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
 }  // namespace ds4::metal

@@ -5,12 +5,12 @@
 #include <algorithm>
 
 #include "metal_host/backend.h"
+#include "metal_host/products.h"
 
 namespace ds4::metal {
 
 namespace {
 constexpr int64_t kBatchBytes = int64_t{64} << 20;
-int64_t groups(int64_t n, int64_t size) { return (n + size - 1) / size; }
 }  // namespace
 
 void MetalBackend::select(const SelectArgs& a) {
@@ -20,7 +20,7 @@ void MetalBackend::select(const SelectArgs& a) {
   const int64_t most = uses ? std::min(seen, chosen) : seen;
   const bool wanted = makes && seen > chosen;
   const bool scoring = most > 0 && (most > topk || wanted || shows);
-  const int64_t stride = groups(std::max<int64_t>(most, 1), 32) * 32, sets = stride / 32;
+  const int64_t stride = groups_of(std::max<int64_t>(most, 1), 32) * 32, sets = stride / 32;
   const int64_t batch = scoring ? std::clamp<int64_t>(kBatchBytes / (stride * 4), 1, a.n) : a.n;
   float* scores = scoring ? temp<float>(Temp::select_scores, batch * stride * (wanted ? 2 : 1)) : nullptr;
   uint32_t* maxima = scoring ? temp<uint32_t>(Temp::select_keys, batch * sets * (wanted ? 2 : 1)) : nullptr;
@@ -51,11 +51,11 @@ void MetalBackend::select(const SelectArgs& a) {
              {reads(a.codes, n * heads * dim), reads(a.scales, n * heads * groups_of_query), reads(a.weights, n * heads),
               reads(a.index_rows, seen * s_.index_row_bytes()), use, n_use, writes(scores, rows * stride), writes(maxima, rows * sets),
               writes(a.scores_out, shows ? n * a.scores_stride : 0)},
-             {groups(most, SELECT_THREADS), rows}, SELECT_THREADS,
+             {groups_of(most, SELECT_THREADS), rows}, SELECT_THREADS,
              SCORE_HEADS * static_cast<size_t>(dim + groups_of_query + 1) * sizeof(float));
     if (wanted)
       encode("select_blocks", {}, p, {reads(scores, rows * stride), writes(values, rows * stride), writes(value_maxima, rows * sets)},
-             {groups(groups(seen, block), SELECT_THREADS), rows}, SELECT_THREADS);
+             {groups_of(groups_of(seen, block), SELECT_THREADS), rows}, SELECT_THREADS);
     encode("select_entries", {}, p,
            {reads(scores, scoring ? rows * stride : 0), reads(maxima, scoring ? rows * sets : 0), use, n_use,
             writes(a.selected, n * topk), writes(a.n_selected, n)},
