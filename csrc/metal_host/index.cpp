@@ -12,7 +12,7 @@ void MetalBackend::index_query(const IndexQueryArgs& a) {
   const int heads = s_.index_heads, dim = s_.index_dim, half = s_.rope_dim / 2;
   const int64_t width = static_cast<int64_t>(heads) * dim, n = a.n;
   float* q = temp<float>(Temp::index_query, n * width);
-  LinearArgs product = linear_args(a.w->wq_b, 0, static_cast<int>(width), a.n, s_.q_rank, width);
+  LinearParams product = linear_params(a.w->wq_b, 0, static_cast<int>(width), a.n, s_.q_rank, width);
   product.head_dim = static_cast<uint32_t>(dim);
   product.rope_dim = static_cast<uint32_t>(s_.rope_dim);
   encode("linear", linear_constants(a.w->wq_b, a.n, LINEAR_ROTATE | (round_ ? LINEAR_ROUND : 0)), product,
