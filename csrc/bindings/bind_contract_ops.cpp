@@ -239,6 +239,7 @@ void bind_contract_ops(nb::module_& m) {
       .def("compress", &compress, nb::arg("position"), nb::arg("ratio"), nb::arg("x"), nb::arg("wkv"), nb::arg("wgate").none(),
            nb::arg("norm"), nb::arg("wk"), nb::arg("k_norm"), nb::arg("cos"), nb::arg("sin"), nb::arg("pending") = nb::none(), nb::arg("capacity") = 64);
   bind_draft_ops(bench);
+  bind_layer_ops(bench);
 }
 
 }  // namespace ds4::py

@@ -75,5 +75,6 @@ class Stage {
 };
 
 void bind_draft_ops(nb::class_<Bench>& bench);
+void bind_layer_ops(nb::class_<Bench>& bench);
 
 }  // namespace ds4::py
