@@ -99,6 +99,13 @@ class MetalBackend final : public Backend {
   // attend and draft_attend: n rows whose longest list has `longest` places (attend.cpp).
   void attend_rows(AttendArgsGpu args, const AttendBuffers& buffers, int64_t n, int64_t longest);
 
+  // Bound from p on, of which elements first .. first + n - 1 are written.
+  template <class T>
+  Argument writes_from(T* p, int64_t first, int64_t n) const {
+    Argument a = writes(p + first, n);
+    device_.find(p, &a.place);
+    return a;
+  }
   void* temp_bytes(Temp which, size_t bytes);
   // An operation whose last dispatch may take in the hc_write that follows: issued with it, or, when something else
   // comes, with null.

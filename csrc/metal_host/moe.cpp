@@ -42,14 +42,15 @@ void MetalBackend::moe(const MoeArgs& a) {
   const Grid blocks{(f + MOE_UP_OUTPUTS - 1) / MOE_UP_OUTPUTS, 1, tiles};
   Constants constants;
   constants.rows = tile_rows(a.n);
-  // The two write different slots of mid: the second says that it writes nothing, so that no barrier comes between them.
+  // The two write different slots of mid. For the hazard tracking they share it out as one float and the rest: no barrier
+  // comes between them, and both count as written for what reads mid, whatever barrier comes before either.
   up.gate = described(shared.w1);
   up.up = described(shared.w3);
   constants.type = static_cast<int32_t>(shared.w1.type);
   constants.flags = MOE_SHARED;
   encode("moe_up", constants, up,
          {fixed(shared.w1.data), fixed(scales(shared.w1)), absent(), fixed(shared.w3.data), fixed(scales(shared.w3)), absent(),
-          reads(a.xq, a.n * d), absent(), absent(), writes(a.mid, a.n * slots * f)},
+          reads(a.xq, a.n * d), absent(), absent(), writes(a.mid, 1)},
          blocks, MOE_UP_SIMDGROUPS * kLanes, kUpBytes);
   up.gate = described(table->w1);
   up.up = described(table->w3);
@@ -58,7 +59,7 @@ void MetalBackend::moe(const MoeArgs& a) {
   encode("moe_up", constants, up,
          {fixed(table->w1.data), fixed(table->w1.scale), fixed(table->w1.offsets), fixed(table->w3.data), fixed(table->w3.scale),
           fixed(table->w3.offsets), reads(a.xq, a.n * d), reads(a.experts, a.n * k), reads(a.weights, a.n * k),
-          Argument{a.mid, 0, Use::write}},
+          writes_from(a.mid, 1, a.n * slots * f - 1)},
          Grid{blocks.x, std::min<int64_t>({a.n * k, MOE_TILE * k, s_.n_experts}), tiles}, MOE_UP_SIMDGROUPS * kLanes, kUpBytes);
   finish_later(a.y, a.n, [this, a, table, k, f, d, slots, tiles](const HcWriteArgs* write) {
     const ExpertWeights& shared = a.w->shared;
