@@ -77,7 +77,7 @@ kernel void engram_gate(
     to[128] = sums.key.x;
     to[160] = sums.key.y;
   }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);  // the stream was read; below it is written
   if (simdgroup == 0) {
     float total[6];
     for (uint r = 0; r < 6; ++r) total[r] = shared[r * 32 + lane];
