@@ -221,12 +221,12 @@ void bind_model(nb::module_& m) {
         d["levels"] = c.levels;
         d["command_buffers"] = c.command_buffers;
         d["waits"] = c.waits;
-        for (const auto& [name, n] : metal::dispatches_by_kernel()) kernels[name.c_str()] = n;
+        for (const auto& [name, n] : metal::counters_by_kernel()) kernels[name.c_str()] = nb::make_tuple(n.dispatches, n.levels);
         d["kernels"] = kernels;
         return d;
       },
       "What the Metal back ends of this process issued so far: dispatches, levels of them that had to wait for each other, "
-      "command buffers, waits; and dispatches by kernel.");
+      "command buffers, waits; and (dispatches, levels that they opened) by kernel.");
 #endif
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
   m.def(

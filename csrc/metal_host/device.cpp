@@ -100,9 +100,9 @@ Kernel Device::build(const char* name, const Constants& constants) {
   if (kernel.pipeline == nullptr)
     throw BackendError("[metal] kernel " + std::string(name) + " (" + describe(constants) + ") has no pipeline: " + text(error));
   const std::lock_guard<std::mutex> lock(counts_mutex_);
-  const auto count = counts_.emplace(name, 0).first;
+  const auto count = counts_.emplace(name, KernelCounts{}).first;
   kernel.name = count->first.c_str();
-  kernel.dispatches = &count->second;
+  kernel.counts = &count->second;
   return kernel;
 }
 
@@ -174,7 +174,7 @@ void Device::free(void* p) {
   munmap(gone.pages, gone.bytes);
 }
 
-std::vector<std::pair<std::string, int64_t>> Device::dispatches_by_kernel() const {
+std::vector<std::pair<std::string, KernelCounts>> Device::counters_by_kernel() const {
   const std::lock_guard<std::mutex> lock(counts_mutex_);
   return {counts_.begin(), counts_.end()};
 }
@@ -182,6 +182,6 @@ std::vector<std::pair<std::string, int64_t>> Device::dispatches_by_kernel() cons
 bool available() { return Device::why_not().empty(); }
 std::string why_not() { return Device::why_not(); }
 Counters counters() { return Device::get().counters; }
-std::vector<std::pair<std::string, int64_t>> dispatches_by_kernel() { return Device::get().dispatches_by_kernel(); }
+std::vector<std::pair<std::string, KernelCounts>> counters_by_kernel() { return Device::get().counters_by_kernel(); }
 
 }  // namespace ds4::metal

@@ -71,7 +71,7 @@ struct Constants {
 struct Kernel {
   MTL::ComputePipelineState* pipeline = nullptr;
   const char* name = "";
-  int64_t* dispatches = nullptr;
+  KernelCounts* counts = nullptr;
 };
 
 // Where memory that the engine knows by its address lies for the device.
@@ -107,7 +107,7 @@ class Device {
   void free(void* p);
 
   Counters counters;  // under no lock: back ends of one session at a time are counted
-  std::vector<std::pair<std::string, int64_t>> dispatches_by_kernel() const;
+  std::vector<std::pair<std::string, KernelCounts>> counters_by_kernel() const;
 
  private:
   Device();
@@ -128,7 +128,7 @@ class Device {
   std::mutex kernels_mutex_;
   std::map<Key, std::pair<Ref<MTL::ComputePipelineState>, Kernel>> kernels_;
   mutable std::mutex counts_mutex_;
-  std::map<std::string, int64_t> counts_;
+  std::map<std::string, KernelCounts> counts_;
   mutable std::shared_mutex ranges_mutex_;
   std::map<uintptr_t, Range> ranges_;
   struct Allocation {

@@ -31,7 +31,10 @@ struct Counters {
   int64_t waits = 0;
 };
 Counters counters();
-// Dispatches by kernel name since the process began, in order of first use.
-std::vector<std::pair<std::string, int64_t>> dispatches_by_kernel();
+// The same by kernel: its dispatches, and how many of them opened a level.
+struct KernelCounts {
+  int64_t dispatches = 0, levels = 0;
+};
+std::vector<std::pair<std::string, KernelCounts>> counters_by_kernel();
 
 }  // namespace ds4::metal

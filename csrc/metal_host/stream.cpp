@@ -38,6 +38,7 @@ void Stream::dispatch(const Kernel& kernel, const void* args, size_t args_bytes,
                       int threads, size_t threadgroup_bytes) {
   if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0) return;
   const Pool pool;
+  const bool first = !open_;
   begin();
   bool barrier = false;
   for (const Argument& a : buffers) barrier = barrier || conflicts(a);
@@ -63,7 +64,8 @@ void Stream::dispatch(const Kernel& kernel, const void* args, size_t args_bytes,
   encoder_->dispatchThreadgroups(MTL::Size(static_cast<NS::UInteger>(grid.x), static_cast<NS::UInteger>(grid.y), static_cast<NS::UInteger>(grid.z)),
                                  MTL::Size(static_cast<NS::UInteger>(threads), 1, 1));
   ++device_.counters.dispatches;
-  ++*kernel.dispatches;
+  ++kernel.counts->dispatches;
+  if (barrier || first) ++kernel.counts->levels;
 }
 
 void Stream::submit() {
