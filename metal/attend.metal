@@ -95,11 +95,11 @@ kernel void attend_scores(
     for (uint k = 2 * lane; k < hd; k += 64) {
       const float2 v0 = row_pair(a, caches, b, t, k), v1 = row_pair(a, caches, b, t1, k);
       for (uint h = 0; h < ATTEND_HEADS; ++h) {
-        const float qx = shared[h * hd + k], qy = shared[h * hd + k + 1];
-        sum0[h].x = fma(qx, v0.x, sum0[h].x);
-        sum0[h].y = fma(qy, v0.y, sum0[h].y);
-        sum1[h].x = fma(qx, v1.x, sum1[h].x);
-        sum1[h].y = fma(qy, v1.y, sum1[h].y);
+        const float2 q2 = ((threadgroup const float2*)shared)[(h * hd + k) >> 1];
+        sum0[h].x = fma(q2.x, v0.x, sum0[h].x);
+        sum0[h].y = fma(q2.y, v0.y, sum0[h].y);
+        sum1[h].x = fma(q2.x, v1.x, sum1[h].x);
+        sum1[h].y = fma(q2.y, v1.y, sum1[h].y);
       }
     }
     // Bit 0 of a lane then says which of the two rows it sums, bits 1 to 3 which head.
@@ -153,11 +153,7 @@ kernel void attend_values(
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint t = tid; t < b.n * (ATTEND_SLICE / 2); t += ATTEND_THREADS) {
       const uint row = t / (ATTEND_SLICE / 2), at = 2 * (t % (ATTEND_SLICE / 2));
-      if (k0 + at < hd) {
-        const float2 v = row_pair(a, caches, b, row, k0 + at);
-        rows[row * ATTEND_SLICE + at] = v.x;
-        rows[row * ATTEND_SLICE + at + 1] = v.y;
-      }
+      if (k0 + at < hd) ((threadgroup float2*)rows)[t] = row_pair(a, caches, b, row, k0 + at);
     }
     float alpha = 0.0f;
     if (real && b.n > 0) {
@@ -173,12 +169,13 @@ kernel void attend_values(
       top = next;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (real && b.n > 0) {
+    if (real && b.n > 0 && k < hd) {
       if (started) out = float2(out.x * alpha, out.y * alpha);
       started = true;
       for (uint t = 0; t < b.n; ++t) {
-        out.x = fma(p[t], rows[t * ATTEND_SLICE + 2 * lane], out.x);
-        out.y = fma(p[t], rows[t * ATTEND_SLICE + 2 * lane + 1], out.y);
+        const float2 v = ((threadgroup const float2*)rows)[t * (ATTEND_SLICE / 2) + lane];
+        out.x = fma(p[t], v.x, out.x);
+        out.y = fma(p[t], v.y, out.y);
       }
     }
   }

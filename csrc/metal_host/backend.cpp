@@ -15,7 +15,8 @@ void check_shape(const Shape& s) {
   };
   if (s.n_streams > 5) refuse("at most 5 residual streams, the model has " + std::to_string(s.n_streams));
   if (s.hidden > 7168) refuse("a hidden size of at most 7168, the model has " + std::to_string(s.hidden));
-  if (s.q_rank > 7168 || s.head_dim > 4096) refuse("a query rank of at most 7168 and heads of at most 4096");
+  if (s.q_rank > 7168 || s.head_dim > 1024) refuse("a query rank of at most 7168 and heads of at most 1024");
+  if (s.index_dim > 480) refuse("index heads of at most 480, the model has " + std::to_string(s.index_dim));
   if (s.top_k > 8) refuse("at most 8 routed experts a token, the model has " + std::to_string(s.top_k));
 }
 

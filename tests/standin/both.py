@@ -22,7 +22,9 @@ def _arrays(result: Any) -> list[np.ndarray]:
     return [np.asarray(v) for v in (result if isinstance(result, tuple) else (result,))]
 
 
-def same_on_metal(shape: dict[str, Any], mode: str, run: Callable[[Any], Any], checked: bool = True) -> list[np.ndarray]:
+def same_on_metal(
+    shape: dict[str, Any], mode: str, run: Callable[[Any], Any], checked: bool = True
+) -> list[np.ndarray]:
     """Run on the CPU and on Metal in three orders of threads, demand equal bits, give the arrays.
 
     With `checked` every access of the kernels is watched in the first order: races, bounds, missing barriers.

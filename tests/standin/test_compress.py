@@ -22,7 +22,9 @@ SHAPES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ratio", [1, 2])
-@pytest.mark.parametrize(("position", "n", "capacity"), [(0, 1, 64), (0, 5, 64), (7, 1, 64), (7, 4, 4), (8, 1, 8), (63, 7, 3)])
+@pytest.mark.parametrize(
+    ("position", "n", "capacity"), [(0, 1, 64), (0, 5, 64), (7, 1, 64), (7, 4, 4), (8, 1, 8), (63, 7, 3)]
+)
 def test_compressed_rows(mode: str, ratio: int, position: int, n: int, capacity: int) -> None:
     rng = np.random.default_rng(position + n)
     for more in SHAPES if mode == "bf16" else SHAPES[:1]:
@@ -55,7 +57,9 @@ def test_extreme_latents(kind: str) -> None:
     _, cos, sin = rope_of(shape, True, 0, 6)
     for ratio in (1, 2):
         gate = weights[1] if ratio == 2 else None
-        same_on_metal(shape, "fp32", lambda b, r=ratio, g=gate: b.compress(0, r, x, weights[0], g, norm, key, k_norm, cos, sin))
+        same_on_metal(
+            shape, "fp32", lambda b, r=ratio, g=gate: b.compress(0, r, x, weights[0], g, norm, key, k_norm, cos, sin)
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -65,6 +69,9 @@ def test_index_queries(mode: str, n: int, heads: int, dim: int) -> None:
     shape = small_shape(index_heads=heads, index_dim=dim)
     qr, x = values_of("normal", (n, 96), rng), values_of("holes", (n, 128), rng)
     qr[0, :40] = 0
-    wq_b, proj = random_stored("q8_0", heads * dim, 96, rng).argument(), random_stored("bf16", heads, 128, rng).argument()
+    wq_b, proj = (
+        random_stored("q8_0", heads * dim, 96, rng).argument(),
+        random_stored("bf16", heads, 128, rng).argument(),
+    )
     _, cos, sin = rope_of(shape, True, 5, n)
     same_on_metal(shape, mode, lambda b: b.index_query(qr, x, wq_b, proj, cos, sin))

@@ -33,7 +33,11 @@ def test_means_and_collapsed_streams(mode: str, hidden: int, n: int) -> None:
 def test_context_of_the_drafter(mode: str, hidden: int, wide: int, n: int) -> None:
     rng = np.random.default_rng(wide)
     shape = small_shape(hidden=hidden)
-    main, w, norm = values_of("normal", (n, wide), rng), random_stored("bf16", hidden, wide, rng), f32(rng.normal(size=hidden))
+    main, w, norm = (
+        values_of("normal", (n, wide), rng),
+        random_stored("bf16", hidden, wide, rng),
+        f32(rng.normal(size=hidden)),
+    )
     main[0, :33] = 0
     same_on_metal(shape, mode, lambda b: b.draft_main(main, w.argument(), norm), checked=hidden < 1000)
 
@@ -55,12 +59,18 @@ def test_markov_rows_of_every_type(kind: str) -> None:
     rng = np.random.default_rng(1)
     rank, vocab, hidden = max(64, COLUMN_BLOCK[kind]), 530, 96
     shape = small_shape(vocab=vocab, hidden=hidden)
-    embed, head, confidence = random_stored(kind, vocab, rank, rng), random_stored("bf16", vocab, rank, rng), random_stored("f32", 1, hidden + rank, rng)
+    embed, head, confidence = (
+        random_stored(kind, vocab, rank, rng),
+        random_stored("bf16", vocab, rank, rng),
+        random_stored("f32", 1, hidden + rank, rng),
+    )
     x, base = values_of("normal", (hidden,), rng), f32(rng.normal(size=vocab) * 8)
     for mode in ("fp32", "bf16"):
         for previous in (0, 77, vocab - 1):
             same_on_metal(
-                shape, mode, lambda b, p=previous: b.markov(p, embed.argument(), head.argument(), confidence.argument(), x, base)
+                shape,
+                mode,
+                lambda b, p=previous: b.markov(p, embed.argument(), head.argument(), confidence.argument(), x, base),
             )
 
 
@@ -68,7 +78,9 @@ def test_markov_rows_of_every_type(kind: str) -> None:
 def test_markov_sizes(vocab: int, rank: int) -> None:
     rng = np.random.default_rng(vocab)
     shape = small_shape(vocab=vocab, hidden=34)
-    embed, head, confidence = (random_stored("bf16", *size, rng).argument() for size in ((vocab, rank), (vocab, rank), (1, 34 + rank)))
+    embed, head, confidence = (
+        random_stored("bf16", *size, rng).argument() for size in ((vocab, rank), (vocab, rank), (1, 34 + rank))
+    )
     x = values_of("normal", (34,), rng)
     for base in (f32(rng.normal(size=vocab) * 30), np.zeros(vocab, np.float32), f32(np.full(vocab, -1e5))):
         same_on_metal(shape, "bf16", lambda b, base=base: b.markov(3, embed, head, confidence, x, base))
@@ -76,7 +88,8 @@ def test_markov_sizes(vocab: int, rank: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("hidden", "streams", "columns", "dim", "n"), [(128, 4, 6, 32, 1), (70, 2, 3, 96, 5), (2100, 2, 1, 32, 2), (4200, 1, 1, 32, 1)]
+    ("hidden", "streams", "columns", "dim", "n"),
+    [(128, 4, 6, 32, 1), (70, 2, 3, 96, 5), (2100, 2, 1, 32, 2), (4200, 1, 1, 32, 1)],
 )
 def test_engram(mode: str, hidden: int, streams: int, columns: int, dim: int, n: int) -> None:
     rng = np.random.default_rng(hidden)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from tests.ops.support import ISAS, MODES, OPS, F32, f32, small_shape
+from tests.ops.support import F32, ISAS, MODES, OPS, f32, small_shape
 from tests.ops.test_select import SCORED, keys_with_scores
 
 from .both import needs_standin, same_on_metal
@@ -53,7 +51,9 @@ def test_given_blocks(seed: int) -> None:
     blocks = [sorted(rng.choice(position // size, count, replace=False).tolist()) for count in (1, most, 0, most // 2)]
     blocks[1][-1] = (position + 1) // size  # the newest
     for scores in (True, False):
-        same_on_metal(shape, "bf16", lambda b, s=scores: b.select(position, 1, *query, keys, "use", blocks, with_scores=s))
+        same_on_metal(
+            shape, "bf16", lambda b, s=scores: b.select(position, 1, *query, keys, "use", blocks, with_scores=s)
+        )
 
 
 LISTS = {
@@ -85,7 +85,13 @@ def test_infinite_tiny_and_signed_zero_scores(m: int) -> None:
     shape = small_shape(index_heads=3, index_dim=32, index_topk=6, candidate_blocks=4, candidate_block_size=8)
     keys = random_keys(m, 32, rng)
     codes, scales, _ = random_queries(1, 3, 32, rng)
-    for weights in ([-3e38, -3e38, 1.0], [3e38, 3e38, 1e-38], [-np.inf, -np.inf, -np.inf], [1e-38, -1e-38, 1e-40], [0.0, -0.0, -0.0]):
+    for weights in (
+        [-3e38, -3e38, 1.0],
+        [3e38, 3e38, 1e-38],
+        [-np.inf, -np.inf, -np.inf],
+        [1e-38, -1e-38, 1e-40],
+        [0.0, -0.0, -0.0],
+    ):
         w, s = f32([weights]), f32(scales * (16 if abs(weights[0]) > 1 else 1))
         same_on_metal(shape, "fp32", lambda b, w=w, s=s: b.select(m - 1, 1, codes, s, w, keys, "make"))
 
@@ -97,14 +103,18 @@ def test_so_many_equal_scores_that_all_are_read() -> None:
     scores[[17, m - 2]] = 5
     shape = small_shape(**SCORED, index_topk=8, candidate_blocks=9, candidate_block_size=4, max_context=m)
     codes, scales, weights, keys = keys_with_scores(scores)
-    got = same_on_metal(shape, "bf16", lambda b: b.select(m - 1, 1, codes, scales, weights, keys, with_scores=False), checked=False)
+    got = same_on_metal(
+        shape, "bf16", lambda b: b.select(m - 1, 1, codes, scales, weights, keys, with_scores=False), checked=False
+    )
     assert [17, m - 2] == [int(e) for e in got[4].ravel() if scores[e] == 5]
 
 
 def test_long_list_by_the_bound() -> None:
     rng = np.random.default_rng(5)
     m = 30_000
-    shape = small_shape(index_heads=2, index_dim=32, index_topk=64, candidate_blocks=200, candidate_block_size=8, max_context=m)
+    shape = small_shape(
+        index_heads=2, index_dim=32, index_topk=64, candidate_blocks=200, candidate_block_size=8, max_context=m
+    )
     keys, query = random_keys(m, 32, rng), random_queries(1, 2, 32, rng)
     for mode in ("fp32", "bf16"):
         same_on_metal(shape, mode, lambda b: b.select(m - 1, 1, *query, keys, "make", with_scores=False), checked=False)

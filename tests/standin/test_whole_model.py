@@ -1,7 +1,8 @@
-"""Whole models on Metal: the CPU's logits, drafts, tokens and state, bit for bit; and the promises on a short budget."""
+"""Whole models on Metal: the CPU's logits, drafts, tokens and state, bit for bit; and promises on a short budget."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ def traced(model: Model, cuts: list[int], ids: np.ndarray) -> list[dict[str, Any
     """Every intermediate of a prefill in parts."""
     with model.session(context=256) as session:
         edges = [0, *cuts, len(ids)]
-        return [session._ext.trace_run(ids[a:b], "all") for a, b in zip(edges, edges[1:], strict=False)]
+        return [session._ext.trace_run(ids[a:b], "all") for a, b in itertools.pairwise(edges)]
 
 
 @pytest.mark.parametrize(("mode", "order"), list(zip(MODES, ORDERS, strict=True)))
