@@ -8,7 +8,7 @@
 #define ATTEND_THREADS 256u
 #define ATTEND_SLICE 64u     // elements of a head that a threadgroup of attend_values makes
 
-struct AttendArgsGpu {
+struct AttendParams {
   uint32_t first_row;     // rows of this batch: first_row, ...; scratch starts anew for each batch
   uint32_t position;      // of row 0 of the call
   uint32_t heads;

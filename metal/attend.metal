@@ -19,7 +19,7 @@ struct BlockRows {
 };
 
 // n_more: entries that row i may read; unused in a window-only layer.
-KERNEL_INLINE BlockRows block_rows(constant AttendArgsGpu& a, uint n_more, uint i, uint block) {
+KERNEL_INLINE BlockRows block_rows(constant AttendParams& a, uint n_more, uint i, uint block) {
   const uint p = a.position + i;
   const uint first = a.drafting != 0 ? a.first : (p + 1 > a.window ? p + 1 - a.window : 0);
   const uint n_window = a.drafting != 0 ? a.position - a.first : p + 1 - first;
@@ -34,7 +34,7 @@ KERNEL_INLINE BlockRows block_rows(constant AttendArgsGpu& a, uint n_more, uint 
   return b;
 }
 
-KERNEL_INLINE uint more_rows(constant AttendArgsGpu& a, device const int* n_selected, uint i) {
+KERNEL_INLINE uint more_rows(constant AttendParams& a, device const int* n_selected, uint i) {
   if (a.drafting != 0) return a.n;
   return a.topk > 0 ? (uint)n_selected[i] : 0;
 }
@@ -47,7 +47,7 @@ struct Caches {
 };
 
 // Elements k and k + 1 of row t of a block.
-KERNEL_INLINE float2 row_pair(constant AttendArgsGpu& a, Caches caches, BlockRows b, uint t, uint k) {
+KERNEL_INLINE float2 row_pair(constant AttendParams& a, Caches caches, BlockRows b, uint t, uint k) {
   if (t < b.n_window)
     return window_pair(caches.window + ((b.first + t) % a.window_capacity) * a.window_row_bytes, a.head_dim, k);
   const uint e = b.entry + t - b.n_window;
@@ -66,7 +66,7 @@ KERNEL_INLINE float halved(float low, float high, bool upper, ushort step) {
 // 64 s + 2 lane and the next, for all 8 heads: a row is decoded once. Then 16 trees at once: every step adds neighbours
 // (so the order is the canonical one) and leaves each lane half of the sums.
 kernel void attend_scores(
-    constant AttendArgsGpu& a [[buffer(0)]],
+    constant AttendParams& a [[buffer(0)]],
     device const float* q [[buffer(1)]],         // [n][heads][head_dim]
     device const uchar* window [[buffer(2)]],
     device const uchar* more [[buffer(3)]],
@@ -119,7 +119,7 @@ kernel void attend_scores(
 // 64 elements of a head (x), 8 heads (y), a row (z). A simdgroup is one head; a lane two elements. The rows of a block are
 // decoded once for all 8 heads. Threadgroup memory: 64 x 64 elements and 8 x 64 weights.
 kernel void attend_values(
-    constant AttendArgsGpu& a [[buffer(0)]],
+    constant AttendParams& a [[buffer(0)]],
     device const float* scores [[buffer(1)]],    // [rows][heads][blocks][64]
     device const uchar* window [[buffer(2)]],
     device const uchar* more [[buffer(3)]],

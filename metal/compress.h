@@ -5,7 +5,7 @@
 
 #define COMPRESS_THREADS 128u
 
-struct CompressArgsGpu {
+struct CompressParams {
   uint32_t n;            // rows of the call
   uint32_t position;     // of row 0
   uint32_t ratio;

@@ -17,7 +17,7 @@ KERNEL_INLINE float pooled(float v0, float g0, float v1, float g1) {
 }
 
 // A threadgroup an entry: pooled (ratio 2) and normed latent. Threadgroup memory: head_dim + norm_scratch(head_dim) floats.
-kernel void compress_pool(constant CompressArgsGpu& a [[buffer(0)]],
+kernel void compress_pool(constant CompressParams& a [[buffer(0)]],
                           device const float* values [[buffer(1)]],   // [n][head_dim]
                           device const float* gates [[buffer(2)]],    // the same, ratio 2
                           device const float* pending [[buffer(3)]],  // ring of a row's values and gates
@@ -47,7 +47,7 @@ kernel void compress_pool(constant CompressArgsGpu& a [[buffer(0)]],
 }
 
 // A threadgroup a row: recent unpooled rows, so that a group may close in a later call or after a short truncation.
-kernel void compress_keep(constant CompressArgsGpu& a [[buffer(0)]],
+kernel void compress_keep(constant CompressParams& a [[buffer(0)]],
                           device const float* values [[buffer(1)]],
                           device const float* gates [[buffer(2)]],
                           device float* pending [[buffer(3)]],
@@ -63,7 +63,7 @@ kernel void compress_keep(constant CompressArgsGpu& a [[buffer(0)]],
 
 // A threadgroup an entry: the key is normed, rotated and packed, the latent rotated and packed.
 // Threadgroup memory: index_dim + norm_scratch(index_dim) + head_dim floats.
-kernel void compress_pack(constant CompressArgsGpu& a [[buffer(0)]],
+kernel void compress_pack(constant CompressParams& a [[buffer(0)]],
                           device const float* latent [[buffer(1)]],  // [entries][head_dim]
                           device const float* key [[buffer(2)]],     // [entries][index_dim]
                           device const float* key_norm [[buffer(3)]],

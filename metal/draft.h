@@ -20,7 +20,7 @@ struct DraftRowsArgs {
 #define MARKOV_THREADS 512u
 #define MARKOV_RUN 2048u  // logits of a threadgroup of markov_logits, and of one turn of markov_top
 
-struct MarkovArgsGpu {
+struct MarkovParams {
   uint64_t row_bytes;  // of the embedding
   uint32_t scale_row_bytes;
   uint32_t previous;   // its row

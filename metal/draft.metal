@@ -96,7 +96,7 @@ kernel void draft_pack(constant DraftRowsArgs& a [[buffer(0)]],
 }
 
 // Two elements a thread: the collapsed row, and behind it the embedding of the token before.
-kernel void markov_join(constant MarkovArgsGpu& a [[buffer(0)]],
+kernel void markov_join(constant MarkovParams& a [[buffer(0)]],
                         device const uchar* data [[buffer(1)]],
                         device const uchar* scale [[buffer(2)]],
                         device const float* x [[buffer(3)]],
@@ -126,7 +126,7 @@ kernel void markov_join(constant MarkovArgsGpu& a [[buffer(0)]],
 // A thread an element (x): logits given the token before, and the largest of every run of them.
 // Threadgroup memory: a float a simdgroup.
 kernel void markov_logits(
-    constant MarkovArgsGpu& a [[buffer(0)]],
+    constant MarkovParams& a [[buffer(0)]],
     device const float* base [[buffer(1)]],
     device const float* bias [[buffer(2)]],
     device float* logits [[buffer(3)]],
@@ -155,7 +155,7 @@ kernel void markov_logits(
 // One threadgroup: the largest probability, 1 / sum of exp(logit - max), in 64 accumulators of ascending elements. The
 // exponentials are made by all simdgroups and added by the first. Threadgroup memory: MARKOV_RUN floats.
 kernel void markov_top(
-    constant MarkovArgsGpu& a [[buffer(0)]],
+    constant MarkovParams& a [[buffer(0)]],
     device const float* logits [[buffer(1)]],
     device const float* maxima [[buffer(2)]],
     device float* top [[buffer(3)]],

@@ -3,7 +3,7 @@
 
 #include "compat.h"
 
-struct EngramArgsGpu {
+struct EngramParams {
   uint32_t groups;     // engram_unpack: groups of 32 elements of all rows
   uint32_t dim;        // elements of a table row
   uint32_t row_bytes;

@@ -9,7 +9,7 @@
 
 // A simdgroup a group of 32 elements, 8 a threadgroup. The scale of a group stands behind the codes of its row.
 kernel void engram_unpack(
-    constant EngramArgsGpu& a [[buffer(0)]],
+    constant EngramParams& a [[buffer(0)]],
     device const uchar* rows [[buffer(1)]],  // [n][columns][row_bytes]
     device float* x [[buffer(2)]],           // [n][columns][dim]
     uint group [[threadgroup_position_in_grid]],
@@ -52,7 +52,7 @@ KERNEL_INLINE GateSums gate_segment(device const float* h, device const float* k
 // A threadgroup a stream (x) and row (y): R10. Simdgroups share the segments of 2,048; their accumulators are then added
 // segment by segment. Threadgroup memory: 6 x 32 floats a segment, and 1.
 kernel void engram_gate(
-    constant EngramArgsGpu& a [[buffer(0)]],
+    constant EngramParams& a [[buffer(0)]],
     device const float* projected [[buffer(1)]],  // [n][streams + 1][hidden]: keys, then the value
     device const float* q_weight [[buffer(2)]],   // [streams][hidden]
     device const float* k_weight [[buffer(3)]],

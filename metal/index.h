@@ -5,7 +5,7 @@
 
 #define INDEX_HEADS 8u  // of a threadgroup, a simdgroup each
 
-struct IndexArgsGpu {
+struct IndexParams {
   uint32_t heads, dim;
   float factor;  // 1 / sqrt(dim) / sqrt(heads)
 };

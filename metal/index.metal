@@ -7,7 +7,7 @@
 #include "index.h"
 
 // 8 heads a threadgroup (x), a row (y). A simdgroup is a head, a lane an element of a group of 32; q comes rotated.
-kernel void index_query(constant IndexArgsGpu& a [[buffer(0)]],
+kernel void index_query(constant IndexParams& a [[buffer(0)]],
                         device const float* q [[buffer(1)]],      // [n][heads][dim]
                         device char* codes [[buffer(2)]],
                         device float* scales [[buffer(3)]],       // [n][heads][dim / 32]

@@ -11,7 +11,7 @@
 #define CHOOSE_WORDS (CHOOSE_BINS + CHOOSE_LIST + 3u * 16u + 8u)
 #define SCORE_HEADS 16u           // heads whose queries are in threadgroup memory together
 
-struct SelectArgsGpu {
+struct SelectParams {
   uint32_t first_row;  // rows of this batch: first_row, ...; scratch starts anew for each batch
   uint32_t position;   // of row 0 of the call
   uint32_t ratio;

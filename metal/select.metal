@@ -28,7 +28,7 @@ KERNEL_INLINE void load_codes(device const uchar* p, bool words, thread float* k
 // f32 they are exact in any order. Also the largest key of every 32 scores. Threadgroup memory: queries, scales and
 // weights of 16 heads: 16 (dim + dim / 32 + 1) floats.
 kernel void select_scores(
-    constant SelectArgsGpu& a [[buffer(0)]],
+    constant SelectParams& a [[buffer(0)]],
     device const char* codes [[buffer(1)]],      // [n][heads][dim]
     device const float* scales [[buffer(2)]],    // [n][heads][dim / 32]
     device const float* weights [[buffer(3)]],   // [n][heads]
@@ -94,7 +94,7 @@ kernel void select_scores(
 
 // A thread a candidate block, 256 blocks a threadgroup (x), a row (y): its best score; the newest block comes first of all.
 kernel void select_blocks(
-    constant SelectArgsGpu& a [[buffer(0)]],
+    constant SelectParams& a [[buffer(0)]],
     device const float* scores [[buffer(1)]],  // [rows][stride]
     device float* values [[buffer(2)]],        // [rows][stride]
     device uint* maxima [[buffer(3)]],         // [rows][stride / 32]
@@ -144,7 +144,7 @@ struct EntrySink {
 
 // A threadgroup a row: the best entries in ascending order. Threadgroup memory: CHOOSE_WORDS words.
 kernel void select_entries(
-    constant SelectArgsGpu& a [[buffer(0)]],
+    constant SelectParams& a [[buffer(0)]],
     device const float* scores [[buffer(1)]],
     device const uint* maxima [[buffer(2)]],
     device const int* use_blocks [[buffer(3)]],
@@ -175,7 +175,7 @@ kernel void select_entries(
 
 // The same for candidate blocks.
 kernel void select_candidates(
-    constant SelectArgsGpu& a [[buffer(0)]],
+    constant SelectParams& a [[buffer(0)]],
     device const float* values [[buffer(1)]],
     device const uint* maxima [[buffer(2)]],
     device int* made [[buffer(3)]],    // [n][n_blocks]

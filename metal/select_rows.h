@@ -3,15 +3,15 @@
 
 #define DS4_NONE 0x007fffffu  // the order key of minus infinity: never chosen
 
-KERNEL_INLINE uint visible_entries(constant SelectArgsGpu& a, uint i) { return (a.position + i + 1) / a.ratio; }
+KERNEL_INLINE uint visible_entries(constant SelectParams& a, uint i) { return (a.position + i + 1) / a.ratio; }
 
-KERNEL_INLINE bool blocks_wanted(constant SelectArgsGpu& a, uint i) {
+KERNEL_INLINE bool blocks_wanted(constant SelectParams& a, uint i) {
   return a.makes != 0 && visible_entries(a, i) > a.n_blocks * a.block;
 }
 
 // Places of a row: its visible entries, or those of its given blocks, which are in ascending order, one block after the
 // other. So only the last block can be cut short, and place j is entry j % block of given block j / block.
-KERNEL_INLINE uint places(constant SelectArgsGpu& a, device const int* blocks, device const int* n_use, uint i) {
+KERNEL_INLINE uint places(constant SelectParams& a, device const int* blocks, device const int* n_use, uint i) {
   const uint seen = visible_entries(a, i);
   if (a.uses == 0) return seen;
   device const int* mine = blocks + i * a.n_blocks;
@@ -22,13 +22,13 @@ KERNEL_INLINE uint places(constant SelectArgsGpu& a, device const int* blocks, d
   return (n - 1) * a.block + (rest < a.block ? rest : a.block);
 }
 
-KERNEL_INLINE uint entry_of(constant SelectArgsGpu& a, device const int* blocks, uint i, uint place) {
+KERNEL_INLINE uint entry_of(constant SelectParams& a, device const int* blocks, uint i, uint place) {
   if (a.uses == 0) return place;
   return (uint)blocks[i * a.n_blocks + place / a.block] * a.block + place % a.block;
 }
 
 // Nothing to choose: all of them, unscored.
-KERNEL_INLINE bool takes_all(constant SelectArgsGpu& a, uint i, uint m) {
+KERNEL_INLINE bool takes_all(constant SelectParams& a, uint i, uint m) {
   return m <= a.topk && !blocks_wanted(a, i) && a.shows == 0;
 }
 

@@ -26,8 +26,8 @@ struct AttendBuffers {
 
 namespace {
 
-AttendArgsGpu params_for(const Shape& s, int64_t position) {
-  AttendArgsGpu p{};
+AttendParams params_for(const Shape& s, int64_t position) {
+  AttendParams p{};
   p.position = static_cast<uint32_t>(position);
   p.heads = static_cast<uint32_t>(s.n_heads);
   p.head_dim = static_cast<uint32_t>(s.head_dim);
@@ -41,7 +41,7 @@ AttendArgsGpu params_for(const Shape& s, int64_t position) {
 
 }  // namespace
 
-void MetalBackend::attend_rows(AttendArgsGpu p, const AttendBuffers& b, int64_t n, int64_t longest) {
+void MetalBackend::attend_rows(AttendParams p, const AttendBuffers& b, int64_t n, int64_t longest) {
   const int64_t heads = s_.n_heads, hd = s_.head_dim, angles = n * (s_.rope_dim / 2);
   const int64_t blocks = groups_of(longest, ATTEND_PLACES), per_row = heads * blocks * ATTEND_PLACES;
   const int64_t batch = std::clamp<int64_t>(kBatchBytes / (per_row * 4), 1, n);
@@ -64,7 +64,7 @@ void MetalBackend::attend_rows(AttendArgsGpu p, const AttendBuffers& b, int64_t 
 }
 
 void MetalBackend::attend(const AttendArgs& a) {
-  AttendArgsGpu p = params_for(s_, a.position);
+  AttendParams p = params_for(s_, a.position);
   const bool more = a.compressed != nullptr;
   const int64_t topk = more ? s_.index_topk : 0;
   p.window_capacity = static_cast<uint32_t>(a.window.capacity);
@@ -79,7 +79,7 @@ void MetalBackend::attend(const AttendArgs& a) {
 }
 
 void MetalBackend::draft_attend(const DraftAttendArgs& a) {
-  AttendArgsGpu p = params_for(s_, a.position);
+  AttendParams p = params_for(s_, a.position);
   p.window_capacity = static_cast<uint32_t>(a.window.capacity);
   p.more_capacity = static_cast<uint32_t>(a.block.capacity);
   p.more_row_bytes = static_cast<uint32_t>(a.block.row_bytes);

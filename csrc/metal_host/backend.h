@@ -13,7 +13,7 @@
 #include "metal_host/stream.h"
 #include "metal_host/weights.h"
 
-struct AttendArgsGpu;
+struct AttendParams;
 
 namespace ds4::metal {
 
@@ -97,7 +97,7 @@ class MetalBackend final : public Backend {
     return static_cast<T*>(temp_bytes(which, static_cast<size_t>(n) * sizeof(T)));
   }
   // attend and draft_attend: n rows whose longest list has `longest` places (attend.cpp).
-  void attend_rows(AttendArgsGpu args, const AttendBuffers& buffers, int64_t n, int64_t longest);
+  void attend_rows(AttendParams args, const AttendBuffers& buffers, int64_t n, int64_t longest);
 
   // Bound from p on, of which elements first .. first + n - 1 are written.
   template <class T>

@@ -20,7 +20,7 @@ void MetalBackend::compress(const CompressArgs& a) {
 
   const int64_t first = a.position / a.ratio, n_entries = (a.position + a.n) / a.ratio - first;
   const int64_t keep = pairs ? std::min<int64_t>(a.n, a.pending.capacity) : 0;
-  CompressArgsGpu p{};
+  CompressParams p{};
   p.n = static_cast<uint32_t>(a.n);
   p.position = static_cast<uint32_t>(a.position);
   p.ratio = static_cast<uint32_t>(a.ratio);

@@ -68,7 +68,7 @@ void MetalBackend::markov(const MarkovArgs& a) {
   float* joined = temp<float>(Temp::markov_joined, d + rank);
   float* bias = temp<float>(Temp::markov_bias, vocab);
   float* maxima = temp<float>(Temp::markov_sums, runs);
-  MarkovArgsGpu p{};
+  MarkovParams p{};
   p.row_bytes = static_cast<uint64_t>(a.embed->row_bytes);
   p.scale_row_bytes = static_cast<uint32_t>(a.embed->scale_row_bytes);
   p.previous = static_cast<uint32_t>(a.previous);

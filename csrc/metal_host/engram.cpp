@@ -12,7 +12,7 @@ void MetalBackend::engram(const EngramArgs& a) {
   const int64_t n = a.n, c = s_.n_streams, d = s_.hidden, dim = s_.engram_dim, width = s_.engram_columns * dim, kv = (c + 1) * d;
   float* x = temp<float>(Temp::engram_rows, n * width);
   float* projected = temp<float>(Temp::engram_projected, n * kv);
-  EngramArgsGpu p{};
+  EngramParams p{};
   p.groups = static_cast<uint32_t>(n * width / 32);
   p.dim = static_cast<uint32_t>(dim);
   p.row_bytes = static_cast<uint32_t>(s_.engram_row_bytes());

@@ -20,7 +20,7 @@ void MetalBackend::index_query(const IndexQueryArgs& a) {
           reads(a.rope.sin, n * half), absent(), absent(), absent()},
          linear_grid(static_cast<int>(width), a.n), LINEAR_SIMDGROUPS * kLanes);
   linear(a.w->weights_proj, a.x, s_.hidden, a.n, a.weights, heads, true);
-  IndexArgsGpu p{};
+  IndexParams p{};
   p.heads = static_cast<uint32_t>(heads);
   p.dim = static_cast<uint32_t>(dim);
   p.factor = (1.0f / std::sqrt(static_cast<float>(dim))) * (1.0f / std::sqrt(static_cast<float>(heads)));

@@ -27,7 +27,7 @@ void MetalBackend::select(const SelectArgs& a) {
   float* values = wanted ? scores + batch * stride : nullptr;  // of candidate blocks
   uint32_t* value_maxima = wanted ? maxima + batch * sets : nullptr;
 
-  SelectArgsGpu p{};
+  SelectParams p{};
   p.position = static_cast<uint32_t>(a.position);
   p.ratio = static_cast<uint32_t>(a.ratio);
   p.heads = static_cast<uint32_t>(heads);

@@ -65,7 +65,7 @@ def test_going_back_marks_forks_and_files(tmp_path: Any) -> None:
         mark = session.mark()
         session.prefill(ids[9:20], logits=None)
         fork = session.fork()
-        session.rewind(mark)
+        session.truncate(mark)
         goes_on(session)
         goes_on(fork)
         fork.rewind(5)  # out of reach of the rings: a replay
