@@ -47,7 +47,9 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Print two tables in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=None, help="where the sparse file goes (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where the sparse file goes (default: a temporary folder)"
+    )
     parser.add_argument("--depth", type=int, default=8192, help="position of the runs")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
@@ -62,7 +64,9 @@ def main() -> None:
             session.run(np.arange(n, dtype=np.int32) + 5, "last")
             counts[name] = difference(before, _ext.metal_counters())
             session.close()
-    print(f"| at position {args.depth:,} | command buffers | waits | dispatches | levels |\n| --- | --- | --- | --- | --- |")
+    print(
+        f"| at position {args.depth:,} | command buffers | waits | dispatches | levels |\n| --- | --- | --- | --- | --- |"
+    )
     for name, c in counts.items():
         print(f"| {name} | {c['command_buffers']} | {c['waits']} | {c['dispatches']} | {c['levels']} |")
     names = sorted({kernel for c in counts.values() for kernel in c["kernels"]})

@@ -1,4 +1,4 @@
-"""Row products of every type, hyper-connections, projections around attention, experts, head: Metal gives the CPU's bits."""
+"""Row products of every type, hyper-connections, projections, experts, head: Metal gives the CPU's bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ops.support import COLUMN_BLOCK, MODES, F32, f32, random_stored, rope_of, small_shape, values_of
+from tests.ops.support import COLUMN_BLOCK, F32, MODES, f32, random_stored, rope_of, small_shape, values_of
 
 from .both import needs_standin, same_on_metal
 
@@ -29,12 +29,15 @@ def test_row_products_of_every_type(kind: str) -> None:
     """1 to 8 rows on one stream of weights; 19 has a second tile; columns that end within a turn and within a segment."""
     rng = np.random.default_rng(2)
     block = COLUMN_BLOCK[kind]
-    for n, cols, vocab in [(n, block * (9 if block == 1 else 3), 11) for n in ROWS] + [(1, 2304 - 2304 % block, 5), (19, 256, 3)]:
+    for n, cols, vocab in [(n, block * (9 if block == 1 else 3), 11) for n in ROWS] + [
+        (1, 2304 - 2304 % block, 5),
+        (19, 256, 3),
+    ]:
         shape = small_shape(hidden=cols, vocab=vocab)
         matrix = random_stored(kind, vocab, cols, rng)
         stream, mix = streams(rng, n, cols)
         norm = f32(rng.normal(size=cols))
-        same_on_metal(shape, "bf16", lambda b: b.head(stream, mix, norm, matrix.argument()), checked=n in (3, 8))
+        same_on_metal(shape, "bf16", lambda b, s=stream, m=mix, w=norm, h=matrix: b.head(s, m, w, h.argument()), checked=n in (3, 8))
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "fp8_block"])
@@ -43,7 +46,12 @@ def test_columns_of_any_number(kind: str, cols: int) -> None:
     rng = np.random.default_rng(cols)
     shape = small_shape(hidden=cols, vocab=35)
     matrix, (stream, mix) = random_stored(kind, 35, cols, rng), streams(rng, 2, cols)
-    same_on_metal(shape, "fp32", lambda b: b.head(stream, mix, f32(rng.normal(size=cols) * 0 + 1), matrix.argument()), checked=cols == 65)
+    same_on_metal(
+        shape,
+        "fp32",
+        lambda b: b.head(stream, mix, f32(rng.normal(size=cols) * 0 + 1), matrix.argument()),
+        checked=cols == 65,
+    )
 
 
 @pytest.mark.parametrize("kind", COLUMN_BLOCK)
@@ -53,7 +61,7 @@ def test_embeddings(kind: str) -> None:
     for mode in ("bf16", "fp32"):
         table = random_stored(kind, 40, cols, rng)
         tokens = np.array([39, 0, 7, 7, 33], np.int32)
-        same_on_metal(small_shape(hidden=cols), mode, lambda b, t=table: b.embed(tokens, t.argument()))
+        same_on_metal(small_shape(hidden=cols), mode, lambda b, t=table, ids=tokens: b.embed(ids, t.argument()))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -67,22 +75,34 @@ def test_hyper_connections(mode: str, n: int, hidden: int, kind: str, c: int) ->
     fn = random_stored(kind, m, c * hidden, rng)
     scale, base, norm = (f32(rng.normal(size=k) * 0.1) for k in (3, m, hidden))
     separate = mode == "fp8"
-    same_on_metal(shape, mode, lambda b: b.hc_read(stream, mix, fn.argument(), scale, base, norm, separate), checked=hidden < 1000)
+    same_on_metal(
+        shape, mode, lambda b: b.hc_read(stream, mix, fn.argument(), scale, base, norm, separate), checked=hidden < 1000
+    )
     post, comb = coefficients(rng, n, c)
-    same_on_metal(shape, mode, lambda b: b.hc_write(values_of("normal", (n, hidden), np.random.default_rng(1)), post, comb, stream))
+    same_on_metal(
+        shape,
+        mode,
+        lambda b: b.hc_write(values_of("normal", (n, hidden), np.random.default_rng(1)), post, comb, stream),
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("position", "n", "capacity", "hidden", "q_rank", "head_dim"), [(0, 1, 4, 128, 96, 64), (30, 6, 7, 75, 70, 96),
                                                                                          (3, 9, 40, 64, 33, 64)])  # fmt: skip
-def test_projections_into_attention(mode: str, position: int, n: int, capacity: int, hidden: int, q_rank: int, head_dim: int) -> None:
+def test_projections_into_attention(
+    mode: str, position: int, n: int, capacity: int, hidden: int, q_rank: int, head_dim: int
+) -> None:
     rng = np.random.default_rng(n)
     shape = small_shape(hidden=hidden, q_rank=q_rank, head_dim=head_dim)
     x = values_of("normal", (n, hidden), rng)
     wq_a, wkv = random_stored("fp8_block", q_rank, hidden, rng), random_stored("bf16", head_dim, hidden, rng)
     q_norm, kv_norm = f32(rng.normal(size=q_rank)), f32(rng.normal(size=head_dim))
     _, cos, sin = rope_of(shape, False, position, n)
-    same_on_metal(shape, mode, lambda b: b.attn_in(position, x, wq_a.argument(), wkv.argument(), q_norm, kv_norm, cos, sin, capacity))
+    same_on_metal(
+        shape,
+        mode,
+        lambda b: b.attn_in(position, x, wq_a.argument(), wkv.argument(), q_norm, kv_norm, cos, sin, capacity),
+    )
     wq_b = random_stored("f16", 4 * head_dim, q_rank, rng)
     qr = values_of("normal", (n, q_rank), rng)
     same_on_metal(shape, mode, lambda b: b.attn_query(qr, wq_b.argument(), cos, sin))
@@ -101,7 +121,9 @@ def test_projections_out_of_attention(mode: str, n: int) -> None:
     same_on_metal(shape, mode, lambda b: b.attn_out(o, wo_a.argument(), wo_b.argument(), post, comb, stream))
 
 
-@pytest.mark.parametrize(("n", "experts", "k", "hidden"), [(1, 16, 3, 128), (5, 7, 7, 33), (9, 70, 6, 64), (2, 1, 1, 32)])
+@pytest.mark.parametrize(
+    ("n", "experts", "k", "hidden"), [(1, 16, 3, 128), (5, 7, 7, 33), (9, 70, 6, 64), (2, 1, 1, 32)]
+)
 def test_router(n: int, experts: int, k: int, hidden: int) -> None:
     rng = np.random.default_rng(experts)
     shape = small_shape(n_experts=experts, top_k=k, hidden=hidden)
@@ -115,11 +137,17 @@ def test_router(n: int, experts: int, k: int, hidden: int) -> None:
     same_on_metal(shape, "fp32", lambda b: b.route(x, gate.argument(), bias * 0))
 
 
-def experts_of(kinds: tuple[str, str, str], count: int, f: int, d: int, rng: np.random.Generator) -> tuple[list[Any], Any]:
+def experts_of(
+    kinds: tuple[str, str, str], count: int, f: int, d: int, rng: np.random.Generator
+) -> tuple[list[Any], Any]:
     """count routed experts and the shared one; kinds: gate and up, down, all of the shared one."""
 
     def trio(up: str, down: str) -> tuple[Any, Any, Any]:
-        return (random_stored(up, f, d, rng).argument(), random_stored(down, d, f, rng).argument(), random_stored(up, f, d, rng).argument())
+        return (
+            random_stored(up, f, d, rng).argument(),
+            random_stored(down, d, f, rng).argument(),
+            random_stored(up, f, d, rng).argument(),
+        )
 
     return [trio(kinds[0], kinds[1]) for _ in range(count)], trio(kinds[2], kinds[2])
 
@@ -133,7 +161,7 @@ def test_experts_of_every_type(kind: str) -> None:
     for n, mode in ((1, "bf16"), (3, "fp8")):
         ids = np.sort(np.stack([rng.permutation(4)[:2] for _ in range(n)]), 1).astype(np.int32)
         weights, x = f32(rng.random((n, 2))), values_of("normal", (n, size), rng)
-        same_on_metal(shape, mode, lambda b: b.moe(x, ids, weights, experts, shared), checked=size < 100)
+        same_on_metal(shape, mode, lambda b, v=(x, ids, weights): b.moe(*v, experts, shared), checked=size < 100)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -30,7 +30,9 @@ def on_metal(mode: str = "bf16") -> Model:
     return tiny(mode, backend="metal")
 
 
-@pytest.mark.parametrize(("mode", "cuts", "order"), [("bf16", (1, 7, 20), "forward"), ("fp8", (9,), "shuffled"), ("fp32", (25,), "reverse")])
+@pytest.mark.parametrize(
+    ("mode", "cuts", "order"), [("bf16", (1, 7, 20), "forward"), ("fp8", (9,), "shuffled"), ("fp32", (25,), "reverse")]
+)
 def test_any_chunking_has_the_bits_of_the_cpu(mode: str, cuts: tuple[int, ...], order: str) -> None:
     STANDIN.set_options(order=order)
     oracle = stepped(mode, SEED, N)
