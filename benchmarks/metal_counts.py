@@ -1,6 +1,7 @@
-"""What one token, one verification and one prefill chunk of the released model mean for a Metal device: command buffers,
-waits, dispatches, and how many of them must wait for another. Needs a build with the stand-in, which encodes and
-validates without executing; the weights are a sparse file of the released size.
+"""What a token, a verification and a prefill chunk of the released model mean for a Metal device.
+
+Command buffers, waits, dispatches, and how many of them must wait for another. Needs a build with the stand-in, which
+encodes and validates without executing; the weights are a sparse file of the released size.
 
     python benchmarks/metal_counts.py [--folder FOLDER] [--depth 8192]
 """
@@ -65,7 +66,8 @@ def main() -> None:
             counts[name] = difference(before, _ext.metal_counters())
             session.close()
     print(
-        f"| at position {args.depth:,} | command buffers | waits | dispatches | levels |\n| --- | --- | --- | --- | --- |"
+        f"| at position {args.depth:,} | command buffers | waits | dispatches | levels |\n"
+        "| --- | --- | --- | --- | --- |"
     )
     for name, c in counts.items():
         print(f"| {name} | {c['command_buffers']} | {c['waits']} | {c['dispatches']} | {c['levels']} |")

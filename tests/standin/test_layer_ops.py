@@ -26,7 +26,7 @@ def coefficients(rng: np.random.Generator, n: int, c: int = 4) -> tuple[F32, F32
 
 @pytest.mark.parametrize("kind", COLUMN_BLOCK)
 def test_row_products_of_every_type(kind: str) -> None:
-    """1 to 8 rows on one stream of weights; 19 has a second tile; columns that end within a turn and within a segment."""
+    """1 to 8 rows on one stream of weights; 19 has more tiles; columns that end within a turn and within a segment."""
     rng = np.random.default_rng(2)
     block = COLUMN_BLOCK[kind]
     for n, cols, vocab in [(n, block * (9 if block == 1 else 3), 11) for n in ROWS] + [
@@ -37,7 +37,8 @@ def test_row_products_of_every_type(kind: str) -> None:
         matrix = random_stored(kind, vocab, cols, rng)
         stream, mix = streams(rng, n, cols)
         norm = f32(rng.normal(size=cols))
-        same_on_metal(shape, "bf16", lambda b, s=stream, m=mix, w=norm, h=matrix: b.head(s, m, w, h.argument()), checked=n in (3, 8))
+        given = (stream, mix, norm, matrix.argument())
+        same_on_metal(shape, "bf16", lambda b, given=given: b.head(*given), checked=n in (3, 8))
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "fp8_block"])
@@ -65,8 +66,17 @@ def test_embeddings(kind: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("n", "hidden", "kind", "c"), [(1, 128, "f16", 4), (2, 75, "f32", 4), (6, 1100, "f32", 4), (8, 64, "bf16", 2),
-                                                        (11, 128, "f16", 4), (3, 96, "f32", 5)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "hidden", "kind", "c"),
+    [
+        (1, 128, "f16", 4),
+        (2, 75, "f32", 4),
+        (6, 1100, "f32", 4),
+        (8, 64, "bf16", 2),
+        (11, 128, "f16", 4),
+        (3, 96, "f32", 5),
+    ],
+)
 def test_hyper_connections(mode: str, n: int, hidden: int, kind: str, c: int) -> None:
     rng = np.random.default_rng(n)
     shape = small_shape(hidden=hidden, n_streams=c)
@@ -87,8 +97,10 @@ def test_hyper_connections(mode: str, n: int, hidden: int, kind: str, c: int) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("position", "n", "capacity", "hidden", "q_rank", "head_dim"), [(0, 1, 4, 128, 96, 64), (30, 6, 7, 75, 70, 96),
-                                                                                         (3, 9, 40, 64, 33, 64)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("position", "n", "capacity", "hidden", "q_rank", "head_dim"),
+    [(0, 1, 4, 128, 96, 64), (30, 6, 7, 75, 70, 96), (3, 9, 40, 64, 33, 64)],
+)
 def test_projections_into_attention(
     mode: str, position: int, n: int, capacity: int, hidden: int, q_rank: int, head_dim: int
 ) -> None:

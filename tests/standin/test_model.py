@@ -53,7 +53,7 @@ def test_every_access_of_a_run_is_right() -> None:
 
 
 def test_going_back_marks_forks_and_files(tmp_path: Any) -> None:
-    """E3: truncations, replays, marks, forks and files, each at the bits of the CPU's session that never went anywhere."""
+    """E3: truncations, replays, marks, forks and files, with the bits of a session on the CPU that never went back."""
     oracle = stepped("bf16", SEED, N)
     ids = [int(t) for t in oracle.ids]
 
