@@ -22,6 +22,7 @@ struct LinearParams {
   uint32_t group_rows, group_x;  // row r reads x + (r / group_rows) * group_x
   uint32_t head_dim, rope_dim;   // LINEAR_ROTATE
   uint32_t streams;              // LINEAR_EXPAND
+  uint32_t x_at, out_at;         // floats in front of the first row
 };
 
 struct QuantiseParams {

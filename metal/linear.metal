@@ -30,7 +30,7 @@ KERNEL_INLINE void finish_rows(thread float* v, constant LinearParams& a, uint r
   if (lane < uint(LINEAR_OUTPUTS * N)) {
     uint row = r + lane / uint(N), i = i0 + lane % uint(N);
     float value = pick<LINEAR_OUTPUTS * N>(v, lane);
-    if (row < a.rows && i < a.n) out[ulong(i) * a.ldo + row] = value;
+    if (row < a.rows && i < a.n) out[a.out_at + ulong(i) * a.ldo + row] = value;
   }
   if ((fc_flags & LINEAR_EXPAND) == 0) return;
   expand_results<LINEAR_OUTPUTS, N>(v, r, a.rows, i0, a.n, a.streams, stream, post, comb, lane);
@@ -45,7 +45,7 @@ KERNEL_INLINE void linear_rows(constant LinearParams& a, RowSource m, device con
   uint at[N];
   for (uint j = 0u; j < uint(N); ++j) at[j] = min(i0 + j, a.n - 1u) * a.x_stride;
   float v[LINEAR_OUTPUTS * N];
-  row_products<D, LINEAR_OUTPUTS, N>(w, x + ulong(r / a.group_rows) * a.group_x, at, a.cols, lane, v);
+  row_products<D, LINEAR_OUTPUTS, N>(w, x + a.x_at + ulong(r / a.group_rows) * a.group_x, at, a.cols, lane, v);
   finish_rows<N>(v, a, r, i0, out, cosines, sines, stream, post, comb, lane);
 }
 

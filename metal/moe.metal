@@ -116,27 +116,36 @@ KERNEL_INLINE void gate_up(RowSource gate, RowSource up, device const float* x, 
 }
 
 // mid = silu(min(gate, limit)) * clamp(up) * routing weight, rounded, through the quantiser: MOE_UP_OUTPUTS elements of one
-// expert (group.y) for its tokens of tile group.z. Threadgroup memory: 2 * MOE_TILE * MOE_UP_OUTPUTS floats, PLAN_INTS ints.
+// expert for its tokens: the expert of place group.y among those of a tile, or group group.y of many tokens. Threadgroup memory: 2 * MOE_TILE * MOE_UP_OUTPUTS floats, PLAN_INTS ints.
 kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* gate [[buffer(1)]], device const uchar* gate_scale [[buffer(2)]],
                    device const ulong* gate_offsets [[buffer(3)]], device const uchar* up [[buffer(4)]],
                    device const uchar* up_scale [[buffer(5)]], device const ulong* up_offsets [[buffer(6)]],
                    device const float* x [[buffer(7)]], device const int* experts [[buffer(8)]], device const float* weights [[buffer(9)]],
-                   device float* mid [[buffer(10)]], threadgroup float* results [[threadgroup(0)]],
+                   device float* mid [[buffer(10)]], device const int* groups [[buffer(11)]], threadgroup float* results [[threadgroup(0)]],
                    uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
                    uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   threadgroup int* plan = (threadgroup int*)(results + 2 * MOE_TILE * MOE_UP_OUTPUTS);
-  uint i0 = group.z * uint(MOE_TILE), tokens = min(a.n - i0, uint(MOE_TILE)), pairs = tokens * a.top_k;
+  uint first = group.z * uint(MOE_TILE), tokens = min(a.n - first, uint(MOE_TILE)), pairs = tokens * a.top_k;  // z: shared only
   uint list[MOE_TILE];
   uint m = tokens;
   RowSource g = {gate, gate_scale, a.gate.row_bytes, a.gate.scale_row_bytes};
   RowSource u = {up, up_scale, a.up.row_bytes, a.up.scale_row_bytes};
   if ((fc_flags & MOE_SHARED) != 0) {
-    for (uint j = 0u; j < uint(MOE_TILE); ++j) list[j] = min(j, tokens - 1u);
+    for (uint j = 0u; j < uint(MOE_TILE); ++j) list[j] = first + min(j, tokens - 1u);
   } else {
-    plan_tile(experts + i0 * a.top_k, pairs, plan, tid);
-    if (int(group.y) >= plan[0]) return;  // the whole threadgroup
-    uint e = uint(plan[1u + group.y]);
-    m = pairs_of(plan, group.y, pairs, list);
+    uint e = 0u;
+    if ((fc_flags & MOE_MANY) != 0) {
+      if (int(group.y) >= groups[0]) return;  // the whole threadgroup
+      device const int* g_at = groups + MOE_GROUPS + MOE_GROUP_INTS * group.y;
+      e = uint(g_at[0]);
+      m = uint(g_at[2]);
+      for (uint j = 0u; j < uint(MOE_TILE); ++j) list[j] = uint(groups[a.pairs_at + uint(g_at[1]) + min(j, m - 1u)]);
+    } else {
+      plan_tile(experts, pairs, plan, tid);
+      if (int(group.y) >= plan[0]) return;  // the whole threadgroup
+      e = uint(plan[1u + group.y]);
+      m = pairs_of(plan, group.y, pairs, list);
+    }
     g.data = g.data + gate_offsets[2u * e];
     g.scale = g.scale + gate_offsets[2u * e + 1u];
     u.data = u.data + up_offsets[2u * e];
@@ -144,7 +153,7 @@ kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* ga
   }
   bool shared = (fc_flags & MOE_SHARED) != 0;
   uint at[MOE_TILE];
-  for (uint j = 0u; j < uint(MOE_TILE); ++j) at[j] = (i0 + (shared ? list[j] : list[j] / a.top_k)) * a.hidden;
+  for (uint j = 0u; j < uint(MOE_TILE); ++j) at[j] = (shared ? list[j] : list[j] / a.top_k) * a.hidden;
   uint f0 = group.x * uint(MOE_UP_OUTPUTS);
   for (uint o = simdgroup; o < uint(MOE_UP_OUTPUTS); o += uint(MOE_UP_SIMDGROUPS)) {
     uint f = f0 + o;
@@ -166,12 +175,12 @@ kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* ga
       gv = gv > a.limit ? a.limit : gv;  // in this form NaN stays NaN
       uv = uv > a.limit ? a.limit : (uv < -a.limit ? -a.limit : uv);
       value = ds4_silu(gv) * uv;
-      if (!shared) value = weights[i0 * a.top_k + list[j]] * value;
+      if (!shared) value = weights[list[j]] * value;
       value = rounded(value);
     }
     if (fc_quant != 0) value = quantised(value);
     uint slots = a.top_k + 1u;
-    uint slot = shared ? (i0 + list[j]) * slots + a.top_k : (i0 + list[j] / a.top_k) * slots + list[j] % a.top_k;
+    uint slot = shared ? list[j] * slots + a.top_k : list[j] / a.top_k * slots + list[j] % a.top_k;
     if (f < a.expert_dim) mid[ulong(slot) * a.expert_dim + f] = value;
   }
 }
@@ -189,7 +198,7 @@ KERNEL_INLINE void add_expert(RowSource w2, device const float* mid, thread cons
       if (j < m && lane == tokens[j]) sum[r] = sum[r] + rounded(v[r * uint(N) + j]);
 }
 
-// y, and with MOE_EXPAND the streams: MOE_DOWN_OUTPUTS elements of a tile's tokens (group.y) by a simdgroup, experts ascending,
+// y, and with MOE_EXPAND the streams: MOE_DOWN_OUTPUTS elements of at most MOE_TILE tokens by a simdgroup, experts ascending,
 // the shared one last. Threadgroup memory: PLAN_INTS ints.
 kernel void moe_down(constant MoeDownParams& a [[buffer(0)]], device const uchar* routed [[buffer(1)]],
                      device const uchar* routed_scale [[buffer(2)]], device const ulong* offsets [[buffer(3)]],
@@ -199,8 +208,8 @@ kernel void moe_down(constant MoeDownParams& a [[buffer(0)]], device const uchar
                      threadgroup int* plan [[threadgroup(0)]], uint3 group [[threadgroup_position_in_grid]],
                      uint tid [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
                      uint lane [[thread_index_in_simdgroup]]) {
-  uint i0 = group.y * uint(MOE_TILE), tokens = min(a.n - i0, uint(MOE_TILE)), pairs = tokens * a.top_k, slots = a.top_k + 1u;
-  plan_tile(experts + i0 * a.top_k, pairs, plan, tid);
+  uint tokens = a.n, pairs = tokens * a.top_k, slots = a.top_k + 1u;
+  plan_tile(experts, pairs, plan, tid);
   uint d = (group.x * uint(MOE_DOWN_SIMDGROUPS) + simdgroup) * uint(MOE_DOWN_OUTPUTS);
   if (d >= a.hidden) return;  // whole simdgroups: there is no barrier below
   float sum[MOE_DOWN_OUTPUTS];
@@ -210,7 +219,7 @@ kernel void moe_down(constant MoeDownParams& a [[buffer(0)]], device const uchar
     uint m = pairs_of(plan, place, pairs, list), e = uint(plan[1u + place]);
     for (uint j = 0u; j < uint(MOE_TILE); ++j) {
       uint token = list[j] / a.top_k;
-      at[j] = ((i0 + token) * slots + list[j] % a.top_k) * a.expert_dim;
+      at[j] = (token * slots + list[j] % a.top_k) * a.expert_dim;
       list[j] = token;
     }
     RowSource w2 = {routed + offsets[2u * e], routed_scale + offsets[2u * e + 1u], a.routed.row_bytes, a.routed.scale_row_bytes};
@@ -224,7 +233,7 @@ kernel void moe_down(constant MoeDownParams& a [[buffer(0)]], device const uchar
   }
   for (uint j = 0u; j < uint(MOE_TILE); ++j) {
     list[j] = min(j, tokens - 1u);
-    at[j] = ((i0 + list[j]) * slots + a.top_k) * a.expert_dim;
+    at[j] = (list[j] * slots + a.top_k) * a.expert_dim;
   }
   RowSource w2 = {shared, shared_scale, a.shared.row_bytes, a.shared.scale_row_bytes};
 #define DS4_SHARED(D)                                                                                          \
@@ -237,10 +246,10 @@ kernel void moe_down(constant MoeDownParams& a [[buffer(0)]], device const uchar
   float values[MOE_DOWN_OUTPUTS * MOE_TILE];
   for (uint r = 0u; r < uint(MOE_DOWN_OUTPUTS); ++r) {
     sum[r] = rounded(sum[r]);
-    if (lane < tokens && d + r < a.hidden) y[ulong(i0 + lane) * a.hidden + d + r] = sum[r];
+    if (lane < tokens && d + r < a.hidden) y[ulong(lane) * a.hidden + d + r] = sum[r];
     if ((fc_flags & MOE_EXPAND) != 0)
       for (uint j = 0u; j < uint(MOE_TILE); ++j) values[r * uint(MOE_TILE) + j] = simd_shuffle(sum[r], ushort(j));
   }
   if ((fc_flags & MOE_EXPAND) != 0)
-    expand_results<MOE_DOWN_OUTPUTS, MOE_TILE>(values, d, a.hidden, i0, a.n, a.streams, stream, post, comb, lane);
+    expand_results<MOE_DOWN_OUTPUTS, MOE_TILE>(values, d, a.hidden, 0u, a.n, a.streams, stream, post, comb, lane);
 }

@@ -23,7 +23,8 @@ constexpr int kTileRows = 8;    // activation rows that share one stream of weig
 // Memory of the back end between two dispatches of an operation: one block for each name, grown when needed.
 enum class Temp : int {
   hc_partials, hc_mixes, window_rows, compress_raw, compress_latent, compress_key, index_query, select_scores, select_keys,
-  attend_partials, engram_rows, engram_projected, draft_main, markov_joined, markov_bias, markov_sums, count
+  attend_partials, engram_rows, engram_projected, draft_main, markov_joined, markov_bias, markov_sums, moe_groups,
+  moe_parts, count
 };
 
 struct AttendBuffers;
@@ -99,6 +100,13 @@ class MetalBackend final : public Backend {
   // attend and draft_attend: n rows whose longest list has `longest` places (attend.cpp).
   void attend_rows(AttendParams args, const AttendBuffers& buffers, int64_t n, int64_t longest);
 
+  struct MoeGroups {  // of many tokens' pairs by expert (metal/moe.h)
+    const int32_t* ints = nullptr;
+    int64_t n_ints = 0, pairs_at = 0;
+    int64_t most = 0;  // groups, or experts of a tile
+  };
+  void moe_up(const MoeArgs& a, const ExpertTable& table, const MoeGroups& groups);
+  void moe_many(const MoeArgs& a, const ExpertTable& table);
   // Bound from p on, of which elements first .. first + n - 1 are written.
   template <class T>
   Argument writes_from(T* p, int64_t first, int64_t n) const {

@@ -170,14 +170,14 @@ def test_experts_of_every_type(kind: str) -> None:
     size = max(64, COLUMN_BLOCK[kind])
     shape = small_shape(hidden=size, expert_dim=size, n_experts=4, top_k=2)
     experts, shared = experts_of((kind, kind, "q8_0"), 4, size, size, rng)
-    for n, mode in ((1, "bf16"), (3, "fp8")):
+    for n, mode in ((1, "bf16"), (3, "fp8"), (10, "bf16")):
         ids = np.sort(np.stack([rng.permutation(4)[:2] for _ in range(n)]), 1).astype(np.int32)
         weights, x = f32(rng.random((n, 2))), values_of("normal", (n, size), rng)
         same_on_metal(shape, mode, lambda b, v=(x, ids, weights): b.moe(*v, experts, shared), checked=size < 100)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("n", [1, 2, 4, 6, 8, 13])
+@pytest.mark.parametrize("n", [1, 2, 4, 6, 8, 9, 37])
 def test_experts_of_rows_together(mode: str, n: int) -> None:
     """Experts that one, some and all tokens of a tile chose; ragged sizes."""
     rng = np.random.default_rng(n)
