@@ -36,7 +36,7 @@ KERNEL_INLINE BlockRows block_rows(constant AttendParams& a, uint n_more, uint i
 
 KERNEL_INLINE uint more_rows(constant AttendParams& a, device const int* n_selected, uint i) {
   if (a.drafting != 0) return a.n;
-  return a.topk > 0 ? (uint)n_selected[i] : 0;
+  return a.topk > 0 ? uint(n_selected[i]) : 0;
 }
 
 // Where the cached rows are.
@@ -53,7 +53,7 @@ KERNEL_INLINE float2 row_pair(constant AttendParams& a, Caches caches, BlockRows
   const uint e = b.entry + t - b.n_window;
   if (a.drafting != 0)
     return window_pair(caches.more + ((a.position + e) % a.more_capacity) * a.more_row_bytes, a.head_dim, k);
-  return compressed_pair(caches.more + (uint)caches.selected[e] * a.more_row_bytes, a.head_dim, k);
+  return compressed_pair(caches.more + uint(caches.selected[e]) * a.more_row_bytes, a.head_dim, k);
 }
 
 // One step of sums of 2 V numbers over the lanes of which each lane keeps V: the lane's half, plus its partner's.

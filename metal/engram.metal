@@ -21,7 +21,7 @@ kernel void engram_unpack(
     device const uchar* row = rows + (ulong)(g / per_row) * a.row_bytes;
     float v = e4m3_256th(row[k]) * scale_256(row[a.dim + k / 32]);
     if (fc_quant != 0) v = quantised(v);
-    x[(ulong)g * 32 + lane] = v;
+    x[ulong(g) * 32 + lane] = v;
   }
 }
 
@@ -84,8 +84,8 @@ kernel void engram_gate(
     for (uint s = 1; s < segments; ++s)
       for (uint r = 0; r < 6; ++r) total[r] = total[r] + shared[s * 192 + r * 32 + lane];
     float dot = tree64(float2(total[0], total[1]));
-    dot = dot * ds4_rsqrt(tree64(float2(total[2], total[3])) / (float)d + a.eps);
-    dot = dot * ds4_rsqrt(tree64(float2(total[4], total[5])) / (float)d + a.eps);
+    dot = dot * ds4_rsqrt(tree64(float2(total[2], total[3])) / float(d) + a.eps);
+    dot = dot * ds4_rsqrt(tree64(float2(total[4], total[5])) / float(d) + a.eps);
     dot = dot * a.inverse_root;
     const float root = DS4_SQRT(ds4_max(fabs(dot), 1e-6f));
     if (lane == 0) shared[segments * 192] = ds4_sigmoid(as_type<float>(as_type<uint>(root) | (as_type<uint>(dot) & 0x80000000u)));

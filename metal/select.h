@@ -3,7 +3,7 @@
 
 #include "compat.h"
 
-#define SELECT_THREADS 256u       // of select_scores and select_blocks: a thread an entry, a block
+#define SELECT_THREADS 128u       // of select_scores and select_blocks: a thread an entry, a block
 #define CHOOSE_THREADS 512u       // of select_best
 #define CHOOSE_BINS 1024u         // of its histogram
 #define CHOOSE_LIST 4096u         // sets that its bounded method can list

@@ -15,16 +15,12 @@ KERNEL_INLINE void load_codes(device const uchar* p, bool words, thread float* k
     if (words)
       v = ((device const uint*)p)[w];
     else
-      v = (uint)p[4 * w] | ((uint)p[4 * w + 1] << 8) | ((uint)p[4 * w + 2] << 16) | ((uint)p[4 * w + 3] << 24);
-    for (uint e = 0; e < 8; ++e) {
-      const uint code = v >> (4 * e);
-      const float mag = (float)(int)((0xc8643210u >> ((code & 7u) * 4u)) & 15u);
-      k[8 * w + e] = (code & 8u) != 0 ? -mag : mag;
-    }
+      v = uint(p[4 * w]) | (uint(p[4 * w + 1]) << 8) | (uint(p[4 * w + 2]) << 16) | (uint(p[4 * w + 3]) << 24);
+    for (uint e = 0; e < 8; ++e) k[8 * w + e] = e2m1_twice(v >> (4 * e));
   }
 }
 
-// A thread an entry, 256 entries a threadgroup (x), a row (y). Products of codes are integers of at most 4,608 in sum: in
+// A thread an entry, 128 entries a threadgroup (x), a row (y). Products of codes are integers of at most 4,608 in sum: in
 // f32 they are exact in any order. Also the largest key of every 32 scores. Threadgroup memory: queries, scales and
 // weights of 16 heads: 16 (dim + dim / 32 + 1) floats.
 kernel void select_scores(
@@ -57,7 +53,7 @@ kernel void select_scores(
       const uint heads = min(SCORE_HEADS, a.heads - h0), from = i * a.heads + h0;
       threadgroup_barrier(mem_flags::mem_threadgroup);
       for (uint t = tid; t < SCORE_HEADS * dim; t += SELECT_THREADS)
-        shared[t] = t < heads * dim ? (float)(int)codes[from * dim + t] : 0.0f;
+        shared[t] = t < heads * dim ? float(int(codes[from * dim + t])) : 0.0f;
       for (uint t = tid; t < SCORE_HEADS * groups; t += SELECT_THREADS)
         q_scales[t] = t < heads * groups ? scales[from * groups + t] : 0.0f;
       if (tid < SCORE_HEADS) q_weights[tid] = tid < heads ? weights[from + tid] : 0.0f;
@@ -92,7 +88,7 @@ kernel void select_scores(
   }
 }
 
-// A thread a candidate block, 256 blocks a threadgroup (x), a row (y): its best score; the newest block comes first of all.
+// A thread a candidate block, 128 blocks a threadgroup (x), a row (y): its best score; the newest block comes first of all.
 kernel void select_blocks(
     constant SelectParams& a [[buffer(0)]],
     device const float* scores [[buffer(1)]],  // [rows][stride]
@@ -138,7 +134,7 @@ struct EntrySink {
   ScoreKeys keys;
   void put(uint place, uint t) const {
     const uint j = keys.index(t);
-    out[place] = uses ? (int)((uint)blocks[j / block] * block + j % block) : (int)j;
+    out[place] = uses ? int(uint(blocks[j / block]) * block + j % block) : int(j);
   }
 };
 
@@ -160,7 +156,7 @@ kernel void select_entries(
   const uint i = a.first_row + group, m = places(a, use_blocks, n_use_blocks, i);
   uint got = m;
   if (takes_all(a, i, m)) {
-    for (uint j = tid; j < m; j += threads) selected[i * a.topk + j] = (int)entry_of(a, use_blocks, i, j);
+    for (uint j = tid; j < m; j += threads) selected[i * a.topk + j] = int(entry_of(a, use_blocks, i, j));
   } else {
     EntrySink sink;
     sink.out = selected + i * a.topk;
@@ -170,7 +166,7 @@ kernel void select_entries(
     got = write_best(scores + group * a.stride, maxima + group * (a.stride / 32), m, a.topk, sink,
                      make_team(shared, tid, threads, lane, simdgroup));
   }
-  if (tid == 0) n_selected[i] = (int)got;
+  if (tid == 0) n_selected[i] = int(got);
 }
 
 // The same for candidate blocks.
@@ -189,7 +185,7 @@ kernel void select_candidates(
   const uint i = a.first_row + group, n = (visible_entries(a, i) + a.block - 1) / a.block;
   uint got = n;
   if (!blocks_wanted(a, i)) {
-    for (uint b = tid; b < n; b += threads) made[i * a.n_blocks + b] = (int)b;
+    for (uint b = tid; b < n; b += threads) made[i * a.n_blocks + b] = int(b);
   } else {
     EntrySink sink;
     sink.out = made + i * a.n_blocks;
@@ -199,5 +195,5 @@ kernel void select_candidates(
     got = write_best(values + group * a.stride, maxima + group * (a.stride / 32), n, a.n_blocks, sink,
                      make_team(shared, tid, threads, lane, simdgroup));
   }
-  if (tid == 0) n_made[i] = (int)got;
+  if (tid == 0) n_made[i] = int(got);
 }

@@ -15,16 +15,16 @@ KERNEL_INLINE uint places(constant SelectParams& a, device const int* blocks, de
   const uint seen = visible_entries(a, i);
   if (a.uses == 0) return seen;
   device const int* mine = blocks + i * a.n_blocks;
-  uint n = (uint)n_use[i];
-  while (n > 0 && (uint)mine[n - 1] * a.block >= seen) --n;
+  uint n = uint(n_use[i]);
+  while (n > 0 && uint(mine[n - 1]) * a.block >= seen) --n;
   if (n == 0) return 0;
-  const uint last = (uint)mine[n - 1] * a.block, rest = seen - last;
+  const uint last = uint(mine[n - 1]) * a.block, rest = seen - last;
   return (n - 1) * a.block + (rest < a.block ? rest : a.block);
 }
 
 KERNEL_INLINE uint entry_of(constant SelectParams& a, device const int* blocks, uint i, uint place) {
   if (a.uses == 0) return place;
-  return (uint)blocks[i * a.n_blocks + place / a.block] * a.block + place % a.block;
+  return uint(blocks[i * a.n_blocks + place / a.block]) * a.block + place % a.block;
 }
 
 // Nothing to choose: all of them, unscored.

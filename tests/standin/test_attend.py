@@ -100,3 +100,17 @@ def test_drafts(mode: str, first: int, n_context: int, n: int, capacity: int, wi
             lambda b, a=(q, context, block, sink, cos, sin): b.draft_attend(first, *a, capacity),
             checked=n_context < 20,
         )
+
+
+def test_released_sizes() -> None:
+    """64 heads of 512, a full window and 512 entries."""
+    rng = np.random.default_rng(7)
+    shape = small_shape(window=128, index_topk=512, n_heads=64, head_dim=512, rope_dim=64)
+    position = 1000
+    q, sink = query(1, shape, rng)
+    rows, entries = cache("window", position + 1, 512, rng), cache("compressed", 600, 512, rng)
+    selected = [sorted(rng.choice(600, 512, replace=False).tolist())]
+    _, cos, sin = rope_of(shape, True, position, 1)
+    same_on_metal(
+        shape, "bf16", lambda b: b.attend(position, q, rows, entries, selected, sink, cos, sin, ring=384), checked=False
+    )
