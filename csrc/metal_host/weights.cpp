@@ -61,11 +61,13 @@ class Adopted {
   void wrap(std::vector<Span> spans);
   void copy(const std::vector<std::vector<float>>& vectors);
   void experts(const MoeWeights& w);
+  void keep_resident();
 
  private:
   std::vector<Ref<MTL::Buffer>> buffers_;
   std::vector<const void*> remembered_;
   std::vector<const MoeWeights*> tables_;
+  Ref<MTL::ResidencySet> resident_;
 };
 
 std::mutex tables_mutex;
@@ -75,6 +77,10 @@ std::map<const MoeWeights*, std::shared_ptr<const ExpertTable>>& tables() {
 }
 
 Adopted::~Adopted() {
+  if (resident_) {
+    Device::get().queue()->removeResidencySet(resident_.get());
+    resident_->endResidency();
+  }
   for (const void* p : remembered_) Device::get().forget(p);
   const std::lock_guard<std::mutex> lock(tables_mutex);
   for (const MoeWeights* w : tables_) tables().erase(w);
@@ -105,6 +111,20 @@ void Adopted::wrap(std::vector<Span> spans) {
       remembered_.push_back(spans[i].p);
     }
   }
+}
+
+// One residency set for all weights, so that no command buffer has to ask for them again.
+void Adopted::keep_resident() {
+  const Pool pool;
+  Device& device = Device::get();
+  const Ref<MTL::ResidencySetDescriptor> descriptor(MTL::ResidencySetDescriptor::alloc()->init());
+  NS::Error* error = nullptr;
+  resident_ = Ref<MTL::ResidencySet>(device.device()->newResidencySet(descriptor.get(), &error));
+  if (!resident_) throw BackendError("[metal] the device gave no residency set: " + text(error));
+  for (const auto& buffer : buffers_) resident_->addAllocation(buffer.get());
+  resident_->commit();
+  resident_->requestResidency();
+  device.queue()->addResidencySet(resident_.get());
 }
 
 // Short vectors (norms, biases, sinks) were expanded when the model was opened; they are copied once more.
@@ -208,6 +228,7 @@ std::shared_ptr<void> adopt(const Weights& w, const std::vector<std::vector<floa
   adopted->wrap(std::move(spans));
   adopted->copy(vectors);
   for (const LayerWeights& l : w.layers) adopted->experts(l.moe);
+  adopted->keep_resident();
   return adopted;
 }
 
@@ -219,6 +240,7 @@ std::shared_ptr<void> adopt(const DrafterWeights& w, const std::vector<std::vect
   adopted->wrap(std::move(spans));
   adopted->copy(vectors);
   for (const LayerWeights& l : w.stages) adopted->experts(l.moe);
+  adopted->keep_resident();
   return adopted;
 }
 
