@@ -169,8 +169,9 @@ void Device::free(void* p) {
   ranges_.erase(reinterpret_cast<uintptr_t>(p));
   const auto found = allocated_.find(reinterpret_cast<uintptr_t>(p));
   if (found == allocated_.end()) return;
-  const Allocation gone = std::move(found->second);
+  Allocation gone = std::move(found->second);
   allocated_.erase(found);
+  gone.buffer = {};  // before its pages go
   munmap(gone.pages, gone.bytes);
 }
 
