@@ -13,11 +13,10 @@ from .both import needs_standin, same_on_metal
 
 pytestmark = needs_standin
 
-WIDTHS = (128, 70, 2100)
+NARROW_IN_ALL_MODES = [(mode, width) for width in (128, 70) for mode in MODES] + [("bf16", 2100)]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("hidden", WIDTHS)
+@pytest.mark.parametrize(("mode", "hidden"), NARROW_IN_ALL_MODES)
 @pytest.mark.parametrize("n", [1, 3])
 def test_means_and_collapsed_streams(mode: str, hidden: int, n: int) -> None:
     rng = np.random.default_rng(n)
@@ -28,8 +27,11 @@ def test_means_and_collapsed_streams(mode: str, hidden: int, n: int) -> None:
         same_on_metal(shape, mode, lambda b, s=stream, m=mix: b.collapse(s, m))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("hidden", "wide", "n"), [(128, 384, 1), (70, 96, 5), (2100, 32, 2), (32, 5000, 2)])
+@pytest.mark.parametrize(
+    ("mode", "hidden", "wide", "n"),
+    [(mode, *sizes) for mode in MODES for sizes in ((128, 384, 1), (70, 96, 5))]
+    + [("fp8", 2100, 32, 2), ("bf16", 32, 5000, 2)],
+)
 def test_context_of_the_drafter(mode: str, hidden: int, wide: int, n: int) -> None:
     rng = np.random.default_rng(wide)
     shape = small_shape(hidden=hidden)
@@ -86,10 +88,10 @@ def test_markov_sizes(vocab: int, rank: int) -> None:
         same_on_metal(shape, "bf16", lambda b, base=base: b.markov(3, embed, head, confidence, x, base))
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("hidden", "streams", "columns", "dim", "n"),
-    [(128, 4, 6, 32, 1), (70, 2, 3, 96, 5), (2100, 2, 1, 32, 2), (4200, 1, 1, 32, 1)],
+    ("mode", "hidden", "streams", "columns", "dim", "n"),
+    [(mode, *sizes) for mode in MODES for sizes in ((128, 4, 6, 32, 1), (70, 2, 3, 96, 5))]
+    + [("fp8", 2100, 2, 1, 32, 2), ("bf16", 4200, 1, 1, 32, 1)],
 )
 def test_engram(mode: str, hidden: int, streams: int, columns: int, dim: int, n: int) -> None:
     rng = np.random.default_rng(hidden)
