@@ -11,6 +11,9 @@
 #include "engine/rope.h"
 #include "engine/scratch.h"
 #include "kv/state.h"
+#ifdef DS4_METAL
+#include "metal_host/metal.h"
+#endif
 
 namespace ds4::py {
 
@@ -198,6 +201,33 @@ void bind_model(nb::module_& m) {
            nb::arg("table"), nb::arg("tokens"), nb::arg("dead") = nb::none(), "EngramHash.rows of a new line of tokens.")
       .def_prop_ro("hash", [](const ModelHandle& h) { return h.model->hash; }, "The n-gram hash: EngramHash.")
       .def_prop_ro("engram", [](const ModelHandle& h) { return h.model->engram; }, "Engram, or None.");
+  m.def(
+      "metal_missing",
+      [] {
+#ifdef DS4_METAL
+        return metal::why_not();
+#else
+        return std::string("this build has no Metal");
+#endif
+      },
+      "Why there is no Metal back end; empty when there is one.");
+#ifdef DS4_METAL
+  m.def(
+      "metal_counters",
+      [] {
+        const metal::Counters c = metal::counters();
+        nb::dict d, kernels;
+        d["dispatches"] = c.dispatches;
+        d["levels"] = c.levels;
+        d["command_buffers"] = c.command_buffers;
+        d["waits"] = c.waits;
+        for (const auto& [name, n] : metal::counters_by_kernel()) kernels[name.c_str()] = nb::make_tuple(n.dispatches, n.levels);
+        d["kernels"] = kernels;
+        return d;
+      },
+      "What the Metal back ends of this process issued so far: dispatches, levels of them that had to wait for each other, "
+      "command buffers, waits; and (dispatches, levels that they opened) by kernel.");
+#endif
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
   m.def(
       "memory_plan",

@@ -38,6 +38,7 @@ void bind_session(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_select(nb::module_& m);
 void bind_bench(nb::module_& m);
+void bind_standin(nb::module_& m);  // only in builds with the stand-in for Metal
 
 // Checked EngramHash::rows for the tokens after the first `history`: [n - history, columns].
 Out<int64_t> hash_rows(const EngramHash& hash, int table, const Tokens& tokens, int64_t history,

@@ -10,6 +10,9 @@ NB_MODULE(_ext, m) {
   ds4::py::bind_ops(m);
   ds4::py::bind_select(m);
   ds4::py::bind_bench(m);
+#if DS4_STANDIN
+  ds4::py::bind_standin(m);
+#endif
   ds4::bind_convert(m);
   ds4::bind_sampling(m);
 }

@@ -21,6 +21,10 @@ CpuBackend::~CpuBackend() {
 
 const char* CpuBackend::name() const { return "cpu/" DS4_STRING(DS4_ISA); }
 
+Backend* CpuBackend::sibling(const Shape& shape) const {
+  return new CpuBackend(shape, quant_ ? Activations::fp8 : (round_ ? Activations::bf16 : Activations::fp32), *pool_);
+}
+
 void* CpuBackend::alloc(size_t bytes) { return map_zeroed(bytes); }
 void CpuBackend::free(void* p, size_t bytes) { unmap(p, bytes); }
 

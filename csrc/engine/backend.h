@@ -243,6 +243,18 @@ class Backend {
   virtual bool remappable() const { return false; }
   virtual const char* name() const = 0;
 
+  // Another back end for other sizes whose operations are ordered with this one's (the drafter's). It shares memory with
+  // this one. The caller owns it; the shape must outlive it.
+  virtual Backend* sibling(const Shape& shape) const = 0;
+
+  // Operations may only be issued when they return. Before anyone but the back end looks at memory they write, or writes
+  // memory they read: wait(). It throws when the device failed.
+  virtual void wait() = 0;
+  // The caller is about to wait for something else: what was issued so far may run meanwhile.
+  virtual void submit() = 0;
+  // After a failure: nothing that was issued runs any more when this returns, done or not.
+  virtual void abandon() noexcept = 0;
+
   // The stop question for the calls that follow, or null. An operation that was stopped throws Cancelled.
   virtual void set_poll(Poll* poll) = 0;
 

@@ -3,8 +3,10 @@
 #include <map>
 
 #include "base/error.h"
-#include "cpu/cpu.h"
 #include "engine/rope.h"
+#ifdef DS4_METAL
+#include "metal_host/metal.h"
+#endif
 
 namespace ds4 {
 
@@ -270,6 +272,9 @@ std::shared_ptr<const Model> ModelBuilder::build(const std::string& isa, int thr
   model_->pool.reset(new ThreadPool(threads));
   model_->frequencies = rope_frequencies(model_->shape, false);
   model_->yarn_frequencies = rope_frequencies(model_->shape, true);
+#ifdef DS4_METAL
+  if (isa == "metal") model_->adopted = metal::adopt(model_->weights, model_->vectors);
+#endif
   model_->make_backend();  // fails here rather than in the first session
   return std::move(model_);
 }
@@ -308,6 +313,9 @@ void DrafterBuilder::vector(const std::string& name, const float* data, int64_t 
 
 std::shared_ptr<const DrafterModel> DrafterBuilder::build() {
   refuse_missing(slots_->slots);
+#ifdef DS4_METAL
+  if (model_->target->isa == "metal") model_->adopted = metal::adopt(model_->weights, model_->vectors);
+#endif
   return std::move(model_);
 }
 

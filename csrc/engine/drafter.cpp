@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "cpu/cpu.h"
 #include "engine/rope.h"
 #include "kv/xxh64.h"
 
@@ -54,20 +53,17 @@ uint64_t DrafterModel::rows_id() const {
   return sum.value();
 }
 
-std::unique_ptr<Backend> DrafterModel::make_backend() const {
-  return cpu::make_backend(target->isa, shape, target->activations, *target->pool);
-}
-
 Drafter::Sizes Drafter::sizes_of(const DrafterModel& model) {
   const Shape& s = model.shape;
   const int block = model.sizes.block;
   Sizes z;
   z.capacity = s.window + kDraftSlack;
-  const int64_t angles = std::max<int64_t>(kBatch, block) * (s.rope_dim / 2);
-  const int64_t bytes[6] = {z.capacity * model.main_dim() * 4, kBatch * s.hidden * 4,
+  const int64_t angles = kBatch * (s.rope_dim / 2);
+  const int64_t block_angles = int64_t{block} * (s.rope_dim / 2);
+  const int64_t bytes[10] = {z.capacity * model.main_dim() * 4, kBatch * s.hidden * 4,
                             static_cast<int64_t>(block) * s.window_row_bytes(), static_cast<int64_t>(block) * s.hidden * 4,
-                            angles * 4, angles * 4};
-  for (int i = 0; i < 6; ++i) z.total += z.parts[i] = aligned(static_cast<size_t>(bytes[i]));
+                            angles * 4, angles * 4, block_angles * 4, block_angles * 4, 2 * 4, int64_t{s.vocab} * 4};
+  for (int i = 0; i < 10; ++i) z.total += z.parts[i] = aligned(static_cast<size_t>(bytes[i]));
   z.scratch = lay_out(s, model.target->activations, block, block, nullptr, nullptr);
   z.total += z.scratch;
   return z;
@@ -75,8 +71,8 @@ Drafter::Sizes Drafter::sizes_of(const DrafterModel& model) {
 
 size_t Drafter::bytes(const DrafterModel& model) { return sizes_of(model).total; }
 
-Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, Faults& faults)
-    : model_(std::move(model)), state_(state), faults_(faults), backend_(model_->make_backend()) {
+Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, const Backend& backend, Faults& faults)
+    : model_(std::move(model)), state_(state), faults_(faults), backend_(backend.sibling(model_->shape)) {
   const Sizes z = sizes_of(*model_);
   capacity_ = z.capacity;
   own_bytes_ = z.total;
@@ -94,6 +90,10 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, Faults
   collapsed_ = reinterpret_cast<float*>(take());
   cos_ = reinterpret_cast<float*>(take());
   sin_ = reinterpret_cast<float*>(take());
+  block_cos_ = reinterpret_cast<float*>(take());
+  block_sin_ = reinterpret_cast<float*>(take());
+  signals_ = reinterpret_cast<float*>(take());
+  row_logits_ = reinterpret_cast<float*>(take());
   lay_out(model_->shape, model_->target->activations, model_->sizes.block, model_->sizes.block, at, &t_);
   restart();
 }
@@ -157,6 +157,13 @@ int64_t Drafter::unsettled() const {
 }
 
 void Drafter::settle(Poll* poll, int64_t back) {
+  fill_windows(poll, back);
+  backend_->wait();
+  angles_busy_ = false;
+}
+
+// The same, issued only.
+void Drafter::fill_windows(Poll* poll, int64_t back) {
   faults_.at(FaultPoint::draft_settle);
   const int64_t position = state_.position();
   const int64_t first = std::max({reachable(), position - model_->shape.window - back, int64_t{0}});
@@ -183,7 +190,9 @@ void Drafter::project(int64_t first, int64_t end, Poll* poll) {
     const int64_t slot = p % capacity_;
     const int n = static_cast<int>(std::min({kBatch, end - p, capacity_ - slot}));
     backend_->draft_main({n, main_ + slot * wide, &model_->weights.main_proj, model_->weights.main_norm, x_});
+    if (angles_busy_) backend_->wait();  // those of the rows before are in use until then
     fill_rope(model_->target->frequencies, p, n, cos_, sin_);
+    angles_busy_ = true;
     for (int i = 0; i < model_->n_stages(); ++i)
       backend_->draft_window({n, p, x_, &model_->weights.stages[i].attn, Rope{cos_, sin_}, window(i)});
     p += n;
@@ -251,7 +260,9 @@ void Drafter::start(int32_t anchor, int n_rows, Poll* poll) {
   n_rows_ = 0;
   const auto start_time = std::chrono::steady_clock::now();
   try {
-    settle(poll, 0);
+    backend_->wait();  // a draft before may still be read from the memory that is written below
+    angles_busy_ = false;
+    fill_windows(poll, 0);
     faults_.at(FaultPoint::draft_start);
     block(anchor, n_rows, poll);
   } catch (...) {
@@ -268,7 +279,7 @@ void Drafter::block(int32_t anchor, int n_rows, Poll* poll) {
   const Polled polled(*backend_, poll);
   t_.tokens[0] = anchor;
   for (int i = 1; i < block; ++i) t_.tokens[i] = model_->sizes.noise;
-  fill_rope(model_->target->frequencies, state_.position(), block, cos_, sin_);
+  fill_rope(model_->target->frequencies, state_.position(), block, block_cos_, block_sin_);
   backend_->embed({block, t_.tokens, &model_->target->weights.embed, t_.stream, t_.mix});
   for (int i = 0; i < model_->n_stages(); ++i) stage(i);
   backend_->collapse({n_rows, t_.stream, t_.mix, collapsed_});
@@ -287,7 +298,7 @@ void Drafter::stage(int i) {
   const LayerWeights& w = model_->weights.stages[i];
   const int n = model_->sizes.block;
   const int64_t position = state_.position();
-  const Rope rope{cos_, sin_};
+  const Rope rope{block_cos_, block_sin_};
   const RowRing block{block_, n, model_->shape.window_row_bytes()};
   backend_->hc_read({n, t_.stream, t_.mix, &w.hc_attn, t_.x, t_.xq, t_.pre, t_.post, t_.comb});
   backend_->attn_in({n, position, t_.xq, &w.attn, rope, t_.qr, block});
@@ -313,8 +324,11 @@ void Drafter::row(int i, int32_t previous, float* logits, Signals* signals) {
   const FlushSubnormals flush;
   const DrafterWeights& w = model_->weights;
   backend_->markov({previous, &w.markov_embed, &w.markov_head, &w.confidence, collapsed_ + static_cast<int64_t>(i) * s.hidden,
-                    t_.logits + static_cast<int64_t>(i) * s.vocab, logits,
-                    signals != nullptr ? &signals->confidence : nullptr, signals != nullptr ? &signals->top : nullptr});
+                    t_.logits + static_cast<int64_t>(i) * s.vocab, row_logits_, signals != nullptr ? signals_ : nullptr,
+                    signals != nullptr ? signals_ + 1 : nullptr});
+  backend_->wait();
+  std::memcpy(logits, row_logits_, static_cast<size_t>(s.vocab) * sizeof(float));
+  if (signals != nullptr) *signals = {signals_[0], signals_[1]};
   if (ledger_ != nullptr) ledger_->add_seconds(since(start_time));
   if (faults_.hit(FaultPoint::draft_nan)) std::fill(logits, logits + s.vocab, std::numeric_limits<float>::quiet_NaN());
 }

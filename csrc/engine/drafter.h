@@ -32,20 +32,21 @@ struct DrafterModel {
   DraftSizes sizes;
   DrafterWeights weights;
   std::vector<std::vector<float>> vectors;
+  std::shared_ptr<void> adopted;  // as Model::adopted
 
   int n_stages() const { return static_cast<int>(weights.stages.size()); }
   // Names what the rows of its windows depend on beside the target's: sizes, and samples of the weights they are made
   // with.
   uint64_t rows_id() const;
   int main_dim() const { return static_cast<int>(sizes.target_layers.size()) * shape.hidden; }
-  std::unique_ptr<Backend> make_backend() const;
 };
 
 // The drafter's part of one session.
 class Drafter {
  public:
-  // `state` has n_stages() extra windows and outlives this, as do `faults`.
-  Drafter(std::shared_ptr<const DrafterModel> model, State& state, Faults& faults);
+  // `state` has n_stages() extra windows and outlives this, as do `faults`. Its operations are ordered with those of
+  // `backend`, the session's.
+  Drafter(std::shared_ptr<const DrafterModel> model, State& state, const Backend& backend, Faults& faults);
   ~Drafter();
   Drafter(const Drafter&) = delete;
   Drafter& operator=(const Drafter&) = delete;
@@ -99,13 +100,14 @@ class Drafter {
  private:
   struct Sizes {
     int64_t capacity = 0;
-    size_t parts[6] = {}, scratch = 0, total = 0;
+    size_t parts[10] = {}, scratch = 0, total = 0;
   };
   static Sizes sizes_of(const DrafterModel& model);
   int64_t reachable() const;
   void project(int64_t first, int64_t end, Poll* poll);
   void block(int32_t anchor, int n_rows, Poll* poll);
   void stage(int i);
+  void fill_windows(Poll* poll, int64_t back);
   RowRing window(int stage) const { return state_.window(model_->target->shape.n_layers + stage); }
 
   std::shared_ptr<const DrafterModel> model_;
@@ -118,12 +120,16 @@ class Drafter {
   float* x_ = nullptr;      // [batch][D]
   uint8_t* block_ = nullptr;  // packed rows of the block
   float* collapsed_ = nullptr;  // [block][D]
-  float *cos_ = nullptr, *sin_ = nullptr;  // [batch][rope_dim / 2]
+  float *cos_ = nullptr, *sin_ = nullptr;  // [batch][rope_dim / 2] of context rows
+  float *block_cos_ = nullptr, *block_sin_ = nullptr;  // [block][rope_dim / 2]
+  float* signals_ = nullptr;     // a row's confidence and top
+  float* row_logits_ = nullptr;  // [vocab]
   uint8_t* own_base_ = nullptr;  // all of the above and the scratch of a block
   size_t own_bytes_ = 0;
   Scratch t_{};
   int64_t filled_ = 0;      // rows from state_.extra_low() up to this position are in the rings
   int64_t captured_low_ = 0;  // from here on rows are in main_
+  bool angles_busy_ = false;  // cos_ and sin_ belong to operations that may still run
   int64_t skipped_ = 0;     // first rows of the run at hand that are not kept
   int n_rows_ = 0;          // of the draft at hand
 };

@@ -155,7 +155,7 @@ Session::Session(const Session& parent, int)
       final_(parent.final_),
       final_position_(parent.final_position_) {
   if (parent.drafter_ == nullptr) return;
-  drafter_ = std::make_unique<Drafter>(parent.drafter_->shared_model(), state_, faults_);
+  drafter_ = std::make_unique<Drafter>(parent.drafter_->shared_model(), state_, *backend_, faults_);
   state_.raise_extra_low(parent.state_.extra_low());  // its rows are there already
 }
 
@@ -200,7 +200,9 @@ bool Session::last_logits(float* out, Poll* poll) {
   backend_->set_poll(poll);
   std::memcpy(t_.stream, final_.data(), static_cast<size_t>(stream) * sizeof(float));
   std::memcpy(t_.mix, final_.data() + stream, static_cast<size_t>(s.n_streams) * sizeof(float));
-  head(1, 1, out, nullptr);
+  head(1, 1, nullptr);
+  backend_->wait();
+  take_logits(1, out);
   return true;
 }
 

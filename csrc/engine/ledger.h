@@ -40,6 +40,10 @@ class Ledger final : public Backend {
   void* alloc(size_t bytes) override { return inner_->alloc(bytes); }
   void free(void* p, size_t bytes) override { inner_->free(p, bytes); }
   const char* name() const override { return inner_->name(); }
+  Backend* sibling(const Shape& shape) const override { return inner_->sibling(shape); }
+  void wait() override { inner_->wait(); }
+  void submit() override { inner_->submit(); }
+  void abandon() noexcept override { inner_->abandon(); }
   void set_poll(Poll* poll) override { inner_->set_poll(poll); }
 
   void embed(const EmbedArgs&) override;

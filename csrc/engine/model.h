@@ -19,7 +19,8 @@ struct Model {
   EngramHash hash;
   std::shared_ptr<Engram> engram;  // null: the model has none
   std::vector<std::vector<float>> vectors;  // owns the expanded norms, biases, sinks
-  std::string isa = "auto";
+  std::string isa = "auto";  // of the CPU, or "metal"
+  std::shared_ptr<void> adopted;  // by a device that knows the weights in its own terms
   std::unique_ptr<ThreadPool, ThreadPool::Deleter> pool;
   std::vector<float> frequencies, yarn_frequencies;
 

@@ -21,7 +21,7 @@ Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t re
       feed_(*model_, *backend_) {
   if (!drafter) return;
   if (drafter->target != model_) throw OptionError("[session] this drafter was opened for another model");
-  drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, faults_);
+  drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, *backend_, faults_);
 }
 
 Session::~Session() { backend_->free(scratch_base_, scratch_bytes_); }
@@ -55,6 +55,50 @@ void Session::reserve_scratch(int64_t n, int64_t n_logits) {
 
 namespace {
 
+// Lets a trace see what was issued so far, done.
+class DoneTrace final : public Trace {
+ public:
+  DoneTrace(Trace& inner, Backend& backend) : inner_(inner), backend_(backend) {}
+  void tap(int layer, const char* name, const float* data, std::initializer_list<int64_t> shape) override {
+    backend_.wait();
+    inner_.tap(layer, name, data, shape);
+  }
+  void tap(int layer, const char* name, const int32_t* data, std::initializer_list<int64_t> shape) override {
+    backend_.wait();
+    inner_.tap(layer, name, data, shape);
+  }
+  bool wants(const char* name) override { return inner_.wants(name); }
+  void enter(int layer, float* stream, float* mix, int64_t n) override {
+    backend_.wait();
+    inner_.enter(layer, stream, mix, n);
+  }
+  void after_engram(int layer, float* stream, int64_t n) override {
+    backend_.wait();
+    inner_.after_engram(layer, stream, n);
+  }
+
+ private:
+  Trace& inner_;
+  Backend& backend_;
+};
+
+// Memory of the back end for as long as this lives; for what only a trace wants.
+class TraceMemory {
+ public:
+  TraceMemory(Backend& backend, int64_t n) : backend_(backend), bytes_(static_cast<size_t>(n) * sizeof(float)) {
+    if (n > 0) data_ = static_cast<float*>(backend.alloc(bytes_));
+  }
+  ~TraceMemory() { backend_.free(data_, bytes_); }
+  TraceMemory(const TraceMemory&) = delete;
+  TraceMemory& operator=(const TraceMemory&) = delete;
+  float* data() const { return data_; }
+
+ private:
+  Backend& backend_;
+  size_t bytes_;
+  float* data_ = nullptr;
+};
+
 // The open pair's unpooled rows, put back when a run fails half-way.
 class PendingGuard {
  public:
@@ -84,7 +128,9 @@ void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, P
   const bool every_row = every_row_ || logits == Logits::all || trace != nullptr;
   const Aim aim = aim_of_run(n + (logits == Logits::none ? after : 0), every_row);
   bring(aim, poll);
-  run_rows(tokens, n, run_cone(aim), logits, out, poll, trace);
+  if (trace == nullptr) return run_rows(tokens, n, run_cone(aim), logits, out, poll, nullptr);
+  DoneTrace done(*trace, *backend_);
+  run_rows(tokens, n, run_cone(aim), logits, out, poll, &done);
 }
 
 void Session::run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logits logits, float* out, Poll* poll,
@@ -104,13 +150,16 @@ void Session::run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logit
     faults_.at(FaultPoint::run_start);
     start(tokens, n);
     run_layers(rows, poll, trace);
+    if (n_logits > 0) head(n, n_logits, trace);
+    backend_->wait();
     check_finite(n, rows[0].stream);
-    if (n_logits > 0) head(n, n_logits, out, trace);
+    take_logits(n_logits, out);
     faults_.at(FaultPoint::run_head);
     if (rows.back().full < n) keep_final(n);
     faults_.at(FaultPoint::run_commit);
     state_.commit(tokens, n);
   } catch (...) {
+    backend_->abandon();
     feed_.abandon();
     guard.restore();
     state_.undo_prepare(n);
@@ -189,6 +238,7 @@ void Session::start(const int32_t* tokens, int64_t n) {
 
 void Session::engram(int l, const LayerRows& r, Poll* poll) {
   const Shape& s = model_->shape;
+  backend_->submit();
   const FedRows fed = feed_.wait(s.engram_index[l], poll);
   if (ledger_ != nullptr) ledger_->add_engram_rows(l, fed.waited, fed.hidden, fed.bytes);
   const uint8_t* rows = fed.data + int64_t{r.stream} * s.engram_columns * s.engram_row_bytes();
@@ -280,14 +330,14 @@ void Session::attention(int l, const LayerRows& r, Trace* trace) {
   }
   backend_->attn_query({n, t.qr, &w.attn, rope(l, t), t.q});
   const int64_t hd = s.head_dim, heads = s.n_heads;
-  std::vector<float> raw(trace != nullptr && trace->wants("attn_o") ? static_cast<size_t>(n * heads * hd) : 0);
+  const TraceMemory raw(*backend_, trace != nullptr && trace->wants("attn_o") ? n * heads * hd : 0);
   backend_->attend({n, state_.position() + r.full, t.q, state_.window(l),
                     source >= 0 ? state_.compressed(source) : nullptr, t.selected, t.n_selected, w.attn.sink, rope(l, t),
-                    t.o, raw.empty() ? nullptr : raw.data()});
+                    t.o, raw.data()});
   backend_->attn_out({n, t.o, &w.attn, t.low, t.y});
   if (trace == nullptr) return;
   trace->tap(l, "attn_q", t_.q, {n, heads, hd});
-  if (!raw.empty()) trace->tap(l, "attn_o", raw.data(), {n, heads, hd});
+  if (raw.data() != nullptr) trace->tap(l, "attn_o", raw.data(), {n, heads, hd});
   if (source >= 0) {
     trace->tap(l, "selected", t_.selected, {n, s.index_topk});
     trace->tap(l, "n_selected", t_.n_selected, {n});
@@ -304,14 +354,13 @@ void Session::select(int l, const LayerRows& r, Trace* trace) {
   const bool makes = l == s.candidate_source;
   const bool uses = s.candidate_source >= 0 && l > s.candidate_source;
   const int64_t stride = (position + n) / s.ratio[l];
-  std::vector<float> scores;
-  if (trace != nullptr && trace->wants("index_scores"))
-    scores.assign(static_cast<size_t>(n * stride), -__builtin_inff());
+  const TraceMemory scores(*backend_, trace != nullptr && trace->wants("index_scores") ? n * stride : 0);
+  if (scores.data() != nullptr) std::fill(scores.data(), scores.data() + n * stride, -__builtin_inff());
   backend_->select({n, position, s.ratio[l], t.index_codes, t.index_scales, t.index_weights, state_.index(source),
                     t.selected, t.n_selected, makes ? t.blocks : nullptr, t.n_blocks, uses ? t.blocks : nullptr,
-                    t.n_blocks, scores.empty() ? nullptr : scores.data(), stride});
+                    t.n_blocks, scores.data(), stride});
   if (trace == nullptr) return;
-  if (!scores.empty()) trace->tap(l, "index_scores", scores.data(), {n, stride});
+  if (scores.data() != nullptr) trace->tap(l, "index_scores", scores.data(), {n, stride});
   trace->tap(l, "index_weights", t_.index_weights, {n, s.index_heads});
   if (makes) {
     trace->tap(l, "candidate_blocks", t_.blocks, {n, s.candidate_blocks});
@@ -319,13 +368,16 @@ void Session::select(int l, const LayerRows& r, Trace* trace) {
   }
 }
 
-void Session::head(int64_t n, int64_t n_logits, float* out, Trace* trace) {
+void Session::head(int64_t n, int64_t n_logits, Trace* trace) {
   const Shape& s = model_->shape;
   const int64_t skip = n - n_logits;
   backend_->head({static_cast<int>(n_logits), t_.stream + skip * s.n_streams * s.hidden, t_.mix + skip * s.n_streams,
                   model_->weights.norm, &model_->weights.head, t_.head_x, t_.logits});
   if (trace != nullptr) trace->tap(-1, "final_norm_out", t_.head_x, {n_logits, s.hidden});
-  std::memcpy(out, t_.logits, static_cast<size_t>(n_logits * s.vocab) * sizeof(float));
+}
+
+void Session::take_logits(int64_t n_logits, float* out) const {
+  if (n_logits > 0) std::memcpy(out, t_.logits, static_cast<size_t>(n_logits * model_->shape.vocab) * sizeof(float));
 }
 
 }  // namespace ds4

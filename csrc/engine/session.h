@@ -142,7 +142,8 @@ class Session {
   void engram(int l, const LayerRows& r, Poll* poll);
   void select(int l, const LayerRows& r, Trace* trace);
   Rope rope(int l, const Scratch& t) const;
-  void head(int64_t n, int64_t n_logits, float* out, Trace* trace);
+  void head(int64_t n, int64_t n_logits, Trace* trace);
+  void take_logits(int64_t n_logits, float* out) const;
 
   std::shared_ptr<const Model> model_;
   std::unique_ptr<Backend> backend_;

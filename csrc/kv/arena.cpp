@@ -119,7 +119,7 @@ Arena::Arena(Backend& backend, const Arena& parent) : backend_(backend), bytes_(
 // Which of the parent's layers to map: those with most segments, so that a long line of forks of forks keeps few
 // files open. Segments of the others are copied. Returns for each owner_ value of the parent that of this arena, or 0.
 std::vector<uint16_t> Arena::adopt_layers(const Arena& parent) {
-  std::vector<uint16_t> to(parent.layers_.size() + 1, 0);
+  std::vector<uint16_t> to(std::max<size_t>(parent.layers_.size(), 1) + 1, 0);  // 1 marks what is in use where nothing is shared
   if (!shares_ || !parent.shares_) return to;
   std::vector<std::pair<size_t, uint16_t>> count(parent.layers_.size());
   for (size_t i = 0; i < count.size(); ++i) count[i].second = static_cast<uint16_t>(i + 1);

@@ -44,7 +44,7 @@ OPEN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"backend": "gpu"}, OptionError, "backend"),
     ({"backend": None}, OptionError, "backend"),
     ({"backend": "cpu/sse"}, OptionError, "backend"),
-    ({"backend": "metal"}, BackendError, "metal"),
+    ({"backend": "cuda"}, BackendError, "cuda"),
     ({"activations": "int8"}, OptionError, "activations"),
     ({"activations": 8}, OptionError, "activations"),
     ({"prefill": "matrix"}, OptionError, "matrix"),

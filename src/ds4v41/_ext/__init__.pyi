@@ -12,7 +12,8 @@ from ds4v41._ext import (
     bench as bench,
     convert as convert,
     ops as ops,
-    sampling as sampling
+    sampling as sampling,
+    standin as standin
 )
 
 
@@ -156,6 +157,14 @@ class Model:
     @property
     def engram(self) -> Engram:
         """Engram, or None."""
+
+def metal_missing() -> str:
+    """Why there is no Metal back end; empty when there is one."""
+
+def metal_counters() -> dict:
+    """
+    What the Metal back ends of this process issued so far: dispatches, levels of them that had to wait for each other, command buffers, waits; and (dispatches, levels that they opened) by kernel.
+    """
 
 def cpu_isas() -> list[str]:
     """Instruction sets of this build that this machine has, best first."""

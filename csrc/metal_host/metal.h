@@ -1,0 +1,40 @@
+// The door to the Metal back end: all that the engine and the bindings see of it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/backend.h"
+
+namespace ds4::metal {
+
+// Is there a Metal device (a real one, or the stand-in that runs kernels on this processor)?
+bool available();
+// Why not, in a sentence that says what to do; empty when available.
+std::string why_not();
+
+// Makes weights known to the device, without a copy: pages of mapped files are used in place. The weights must outlive
+// what is returned, and back ends that use them must not outlive it. Throws BackendError for row types without a kernel.
+std::shared_ptr<void> adopt(const Weights& weights, const std::vector<std::vector<float>>& vectors);
+std::shared_ptr<void> adopt(const DrafterWeights& weights, const std::vector<std::vector<float>>& vectors);
+
+// The shape must outlive the back end.
+std::unique_ptr<Backend> make_backend(const Shape& shape, Activations activations);
+
+// What all back ends of this process issued so far; differences count a step (docs/metal.md).
+struct Counters {
+  int64_t dispatches = 0;
+  int64_t levels = 0;           // groups of dispatches that may overlap: the length of the serial path
+  int64_t command_buffers = 0;
+  int64_t waits = 0;
+};
+Counters counters();
+// The same by kernel: its dispatches, and how many of them opened a level.
+struct KernelCounts {
+  int64_t dispatches = 0, levels = 0;
+};
+std::vector<std::pair<std::string, KernelCounts>> counters_by_kernel();
+
+}  // namespace ds4::metal

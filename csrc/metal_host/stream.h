@@ -1,0 +1,78 @@
+// Where dispatches go: command buffers with one concurrent encoder each.
+//
+// Every dispatch says which memory it reads and writes. The stream puts a barrier in front of a dispatch that touches what
+// an earlier one of the same encoder wrote (or writes what it read), and nowhere else; so independent dispatches overlap.
+// Between command buffers of the queue Metal's own tracking keeps the order.
+#pragma once
+
+#include <initializer_list>
+#include <vector>
+
+#include "base/threads.h"
+#include "metal_host/device.h"
+
+namespace ds4::metal {
+
+enum class Use : uint8_t { fixed, read, write, both };  // fixed: weights, which no kernel writes
+
+// An argument buffer of a kernel: memory of the back end or adopted weights. bytes: what the dispatch touches from p on.
+struct Argument {
+  const void* p;
+  size_t bytes;
+  Use use;
+  Place place{};  // instead of p, where the caller knows it
+};
+inline Argument fixed(const void* p) { return {p, 0, Use::fixed}; }
+inline Argument fixed(Place place) { return {nullptr, 0, Use::fixed, place}; }
+inline Argument absent() { return {nullptr, 0, Use::fixed}; }  // the kernel does not look at it this time
+template <class T>
+Argument reads(const T* p, int64_t n) { return {p, static_cast<size_t>(n) * sizeof(T), Use::read}; }
+template <class T>
+Argument writes(T* p, int64_t n) { return {p, static_cast<size_t>(n) * sizeof(T), Use::write}; }
+template <class T>
+Argument updates(T* p, int64_t n) { return {p, static_cast<size_t>(n) * sizeof(T), Use::both}; }
+
+struct Grid {
+  int64_t x = 1, y = 1, z = 1;  // threadgroups
+};
+
+// Shared by the back ends of one session, whose operations are ordered with each other.
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // Argument struct at buffer index 0, the buffers from index 1 on; threadgroup memory at index 0.
+  void dispatch(const Kernel& kernel, const void* args, size_t args_bytes, std::initializer_list<Argument> buffers, Grid grid,
+                int threads, size_t threadgroup_bytes);
+
+  // The device may start with what was issued so far.
+  void submit();
+  // All that was issued is done. Throws BackendError when the device failed.
+  void wait();
+  // Keeps at most `ahead` command buffers unfinished, and asks `poll` (may be null) meanwhile; true: stop.
+  bool hold(int ahead, Poll* poll);
+  // Drops what was not submitted, waits for the rest; errors are not told.
+  void abandon() noexcept;
+
+ private:
+  struct Touched {
+    uintptr_t begin, end;
+    bool written;
+  };
+  bool conflicts(const Argument& a) const;
+  void begin();
+  void end();
+  void check(MTL::CommandBuffer* buffer);
+
+  Device& device_;
+  Ref<MTL::CommandBuffer> open_;
+  Ref<MTL::ComputeCommandEncoder> encoder_;
+  std::vector<Ref<MTL::CommandBuffer>> running_;  // oldest first
+  std::vector<Touched> touched_;  // since the last barrier
+  Ref<MTL::Buffer> nothing_;      // bound where an argument is absent
+};
+
+}  // namespace ds4::metal

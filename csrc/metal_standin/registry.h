@@ -1,0 +1,29 @@
+// The kernels that were compiled in.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "metal_standin/kernel/abi.h"
+
+namespace ds4::standin {
+
+struct Entry {
+  const Family* family;         // fast build
+  const Kernel* kernel;
+  const Family* checked_family;
+  const Kernel* checked;        // null when the instrumented build was left out
+};
+
+// A family of the .metal folder with its text as Metal would compile it.
+struct Compiled {
+  const Family* fast;
+  const Family* checked;
+  const char* source;
+};
+const std::vector<Compiled>& compiled();  // generated
+
+const Entry* find_kernel(const std::string& name);
+std::vector<Entry> all_kernels();
+
+}  // namespace ds4::standin

@@ -1,0 +1,255 @@
+// moe: the experts of up to MOE_TILE tokens together: every threadgroup finds the distinct experts of its tile, and for each
+// the tokens that chose it, so that a matrix row is read and decoded once for all of them.
+#include "compat.h"
+#include "numerics.h"
+#include "constants.h"
+#include "rows.h"
+#include "norm.h"
+#include "hc_row.h"
+#include "moe.h"
+
+// The k best experts of one token, ascending; their weights. One simdgroup. Threadgroup memory: MOE_MAX_TOP_K ints.
+kernel void route_pick(constant RouteParams& a [[buffer(0)]], device const float* scores [[buffer(1)]], device const float* bias [[buffer(2)]],
+                       device int* experts [[buffer(3)]], device float* weights [[buffer(4)]], threadgroup int* chosen [[threadgroup(0)]],
+                       uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
+  device const float* s = scores + ulong(group.x) * a.n_experts;
+  uint none = ds4_order_key(as_type<float>(0xff800000u));
+  uint last_key = 0xffffffffu, last = 0u, got = 0u;
+  bool first = true, more = true;
+  for (uint round = 0u; round < a.top_k; ++round) {
+    uint key = 0u, best = 0xffffffffu;  // of what comes after the last choice: lower key, or the same and a higher id
+    for (uint e = lane; e < a.n_experts; e += 32u) {
+      uint k = ds4_order_key(s[e] + bias[e]);
+      bool after = first || k < last_key || (k == last_key && e > last);
+      if (k > none && after && (best == 0xffffffffu || k > key)) {
+        key = k;
+        best = e;
+      }
+    }
+    uint top = simd_max(best == 0xffffffffu ? 0u : key);
+    uint winner = simd_min(best != 0xffffffffu && key == top ? best : 0xffffffffu);
+    more = more && winner != 0xffffffffu;
+    if (more) {
+      if (lane == 0u) chosen[got] = int(winner);
+      ++got;
+    }
+    last_key = top;
+    last = winner;
+    first = false;
+  }
+  if (lane == 0u) {
+    uint found = got;
+    // Scores that are not numbers leave places open: fill them with the lowest ids, the logits will be NaN anyway.
+    for (uint e = 0u; got < a.top_k; ++e) {
+      bool there = false;
+      for (uint j = 0u; j < got; ++j) there = there || chosen[j] == int(e);
+      if (!there) chosen[got++] = int(e);
+    }
+    for (uint i = 1u; i < found; ++i)  // ascending
+      for (uint j = i; j > 0u && chosen[j - 1u] > chosen[j]; --j) {
+        int t = chosen[j];
+        chosen[j] = chosen[j - 1u];
+        chosen[j - 1u] = t;
+      }
+    float sum = 0.0f;
+    for (uint j = 0u; j < a.top_k; ++j) sum = sum + s[chosen[j]];
+    for (uint j = 0u; j < a.top_k; ++j) {
+      experts[group.x * a.top_k + j] = chosen[j];
+      weights[group.x * a.top_k + j] = (s[chosen[j]] / (sum + 1e-20f)) * a.scale;
+    }
+  }
+}
+
+// The distinct experts of a tile of tokens, ascending. plan: [0] their number, then per expert its id, and for each of the
+// tile's pairs (token * top_k + slot) its place in the list. Needs at least `pairs` threads; ends with a barrier.
+#define PLAN_INTS (1 + 2 * MOE_MAX_PAIRS)
+KERNEL_INLINE void plan_tile(device const int* experts, uint pairs, threadgroup int* plan, uint tid) {
+  threadgroup int* ids = plan + 1;
+  threadgroup int* places = ids + MOE_MAX_PAIRS;
+  if (tid < pairs) {
+    int id = experts[tid];
+    uint place = 0u;
+    bool first = true;
+    for (uint p = 0u; p < pairs; ++p) {
+      int other = experts[p];
+      first = first && !(p < tid && other == id);
+      bool counted = other < id;  // once for each distinct id
+      for (uint q = 0u; q < p && counted; ++q) counted = experts[q] != other;
+      place += counted ? 1u : 0u;
+    }
+    places[tid] = int(place);
+    if (first) ids[place] = id;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (tid == 0u) {
+    int most = -1;
+    for (uint p = 0u; p < pairs; ++p) most = max(most, places[p]);
+    plan[0] = most + 1;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// The tile's pairs of the expert at `place`: at most one for a token.
+KERNEL_INLINE uint pairs_of(threadgroup const int* plan, uint place, uint pairs, thread uint* out) {
+  threadgroup const int* places = plan + 1 + MOE_MAX_PAIRS;
+  uint m = 0u;
+  for (uint p = 0u; p < pairs; ++p)
+    if (places[p] == int(place) && m < uint(MOE_TILE)) out[m++] = p;
+  for (uint j = m; j < uint(MOE_TILE); ++j) out[j] = m > 0u ? out[0] : 0u;
+  return m;
+}
+
+// Gate and up sums of middle element f for m tokens: out[0 .. N) gate, out[N .. 2 N) up; rounded, into threadgroup memory.
+template <class D, int N>
+KERNEL_INLINE void gate_up(RowSource gate, RowSource up, device const float* x, thread const uint* at, uint cols, uint f, uint m, uint in_group,
+                           threadgroup float* results, uint lane) {
+  D w[2];
+  open_row(w[0], gate, f);
+  open_row(w[1], up, f);
+  float v[2 * N];
+  row_products<D, 2, N>(w, x, at, cols, lane, v);
+  if (lane < uint(2 * N)) {
+    uint token = lane % uint(N);
+    float value = rounded(pick<2 * N>(v, lane));
+    if (token < m) results[(2u * token + lane / uint(N)) * uint(MOE_UP_OUTPUTS) + in_group] = value;
+  }
+}
+
+// mid = silu(min(gate, limit)) * clamp(up) * routing weight, rounded, through the quantiser: MOE_UP_OUTPUTS elements of one
+// expert for its tokens: the expert of place group.y among those of a tile, or group group.y of many tokens. Threadgroup memory: 2 * MOE_TILE * MOE_UP_OUTPUTS floats, PLAN_INTS ints.
+kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* gate [[buffer(1)]], device const uchar* gate_scale [[buffer(2)]],
+                   device const ulong* gate_offsets [[buffer(3)]], device const uchar* up [[buffer(4)]],
+                   device const uchar* up_scale [[buffer(5)]], device const ulong* up_offsets [[buffer(6)]],
+                   device const float* x [[buffer(7)]], device const int* experts [[buffer(8)]], device const float* weights [[buffer(9)]],
+                   device float* mid [[buffer(10)]], device const int* groups [[buffer(11)]], threadgroup float* results [[threadgroup(0)]],
+                   uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
+                   uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup int* plan = (threadgroup int*)(results + 2 * MOE_TILE * MOE_UP_OUTPUTS);
+  uint first = group.z * uint(MOE_TILE), tokens = min(a.n - first, uint(MOE_TILE)), pairs = tokens * a.top_k;  // z: shared only
+  uint list[MOE_TILE];
+  uint m = tokens;
+  RowSource g = {gate, gate_scale, a.gate.row_bytes, a.gate.scale_row_bytes};
+  RowSource u = {up, up_scale, a.up.row_bytes, a.up.scale_row_bytes};
+  if ((fc_flags & MOE_SHARED) != 0) {
+    for (uint j = 0u; j < uint(MOE_TILE); ++j) list[j] = first + min(j, tokens - 1u);
+  } else {
+    uint e = 0u;
+    if ((fc_flags & MOE_MANY) != 0) {
+      if (int(group.y) >= groups[0]) return;  // the whole threadgroup
+      device const int* g_at = groups + MOE_GROUPS + MOE_GROUP_INTS * group.y;
+      e = uint(g_at[0]);
+      m = uint(g_at[2]);
+      for (uint j = 0u; j < uint(MOE_TILE); ++j) list[j] = uint(groups[a.pairs_at + uint(g_at[1]) + min(j, m - 1u)]);
+    } else {
+      plan_tile(experts, pairs, plan, tid);
+      if (int(group.y) >= plan[0]) return;  // the whole threadgroup
+      e = uint(plan[1u + group.y]);
+      m = pairs_of(plan, group.y, pairs, list);
+    }
+    g.data = g.data + gate_offsets[2u * e];
+    g.scale = g.scale + gate_offsets[2u * e + 1u];
+    u.data = u.data + up_offsets[2u * e];
+    u.scale = u.scale + up_offsets[2u * e + 1u];
+  }
+  bool shared = (fc_flags & MOE_SHARED) != 0;
+  uint at[MOE_TILE];
+  for (uint j = 0u; j < uint(MOE_TILE); ++j) at[j] = (shared ? list[j] : list[j] / a.top_k) * a.hidden;
+  uint f0 = group.x * uint(MOE_UP_OUTPUTS);
+  for (uint o = simdgroup; o < uint(MOE_UP_OUTPUTS); o += uint(MOE_UP_SIMDGROUPS)) {
+    uint f = f0 + o;
+    if (f >= a.expert_dim) continue;
+#define DS4_UP(D)                                                              \
+  if (m == 1u) gate_up<D, 1>(g, u, x, at, a.gate.cols, f, m, o, results, lane);     \
+  else if (m == 2u) gate_up<D, 2>(g, u, x, at, a.gate.cols, f, m, o, results, lane); \
+  else if (m <= 4u) gate_up<D, 4>(g, u, x, at, a.gate.cols, f, m, o, results, lane); \
+  else gate_up<D, 8>(g, u, x, at, a.gate.cols, f, m, o, results, lane)
+    DS4_WITH_ROW_TYPE(fc_type, DS4_UP);
+#undef DS4_UP
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  uint f = f0 + lane;
+  for (uint j = simdgroup; j < m; j += uint(MOE_UP_SIMDGROUPS)) {
+    float value = 0.0f;
+    if (f < a.expert_dim) {
+      float gv = results[2u * j * uint(MOE_UP_OUTPUTS) + lane], uv = results[(2u * j + 1u) * uint(MOE_UP_OUTPUTS) + lane];
+      gv = gv > a.limit ? a.limit : gv;  // in this form NaN stays NaN
+      uv = uv > a.limit ? a.limit : (uv < -a.limit ? -a.limit : uv);
+      value = ds4_silu(gv) * uv;
+      if (!shared) value = weights[list[j]] * value;
+      value = rounded(value);
+    }
+    if (fc_quant != 0) value = quantised(value);
+    uint slots = a.top_k + 1u;
+    uint slot = shared ? list[j] * slots + a.top_k : list[j] / a.top_k * slots + list[j] % a.top_k;
+    if (f < a.expert_dim) mid[ulong(slot) * a.expert_dim + f] = value;
+  }
+}
+
+// Adds one expert's rounded results to the sums: lane j of `sum` has token j of the tile.
+template <class D, int N>
+KERNEL_INLINE void add_expert(RowSource w2, device const float* mid, thread const uint* at, thread const uint* tokens, uint m, uint cols, uint d,
+                              uint rows, uint lane, thread float* sum) {
+  D w[MOE_DOWN_OUTPUTS];
+  for (uint r = 0u; r < uint(MOE_DOWN_OUTPUTS); ++r) open_row(w[r], w2, min(d + r, rows - 1u));
+  float v[MOE_DOWN_OUTPUTS * N];
+  row_products<D, MOE_DOWN_OUTPUTS, N>(w, mid, at, cols, lane, v);
+  for (uint j = 0u; j < uint(N); ++j)
+    for (uint r = 0u; r < uint(MOE_DOWN_OUTPUTS); ++r)
+      if (j < m && lane == tokens[j]) sum[r] = sum[r] + rounded(v[r * uint(N) + j]);
+}
+
+// y, and with MOE_EXPAND the streams: MOE_DOWN_OUTPUTS elements of at most MOE_TILE tokens by a simdgroup, experts ascending,
+// the shared one last. Threadgroup memory: PLAN_INTS ints.
+kernel void moe_down(constant MoeDownParams& a [[buffer(0)]], device const uchar* routed [[buffer(1)]],
+                     device const uchar* routed_scale [[buffer(2)]], device const ulong* offsets [[buffer(3)]],
+                     device const uchar* shared [[buffer(4)]], device const uchar* shared_scale [[buffer(5)]],
+                     device const float* mid [[buffer(6)]], device const int* experts [[buffer(7)]], device float* y [[buffer(8)]],
+                     device float* stream [[buffer(9)]], device const float* post [[buffer(10)]], device const float* comb [[buffer(11)]],
+                     threadgroup int* plan [[threadgroup(0)]], uint3 group [[threadgroup_position_in_grid]],
+                     uint tid [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
+                     uint lane [[thread_index_in_simdgroup]]) {
+  uint tokens = a.n, pairs = tokens * a.top_k, slots = a.top_k + 1u;
+  plan_tile(experts, pairs, plan, tid);
+  uint d = (group.x * uint(MOE_DOWN_SIMDGROUPS) + simdgroup) * uint(MOE_DOWN_OUTPUTS);
+  if (d >= a.hidden) return;  // whole simdgroups: there is no barrier below
+  float sum[MOE_DOWN_OUTPUTS];
+  for (int r = 0; r < MOE_DOWN_OUTPUTS; ++r) sum[r] = 0.0f;
+  uint list[MOE_TILE], at[MOE_TILE];
+  for (uint place = 0u; place < uint(plan[0]); ++place) {
+    uint m = pairs_of(plan, place, pairs, list), e = uint(plan[1u + place]);
+    for (uint j = 0u; j < uint(MOE_TILE); ++j) {
+      uint token = list[j] / a.top_k;
+      at[j] = (token * slots + list[j] % a.top_k) * a.expert_dim;
+      list[j] = token;
+    }
+    RowSource w2 = {routed + offsets[2u * e], routed_scale + offsets[2u * e + 1u], a.routed.row_bytes, a.routed.scale_row_bytes};
+#define DS4_DOWN(D)                                                                                  \
+  if (m == 1u) add_expert<D, 1>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, lane, sum);        \
+  else if (m == 2u) add_expert<D, 2>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, lane, sum);   \
+  else if (m <= 4u) add_expert<D, 4>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, lane, sum);   \
+  else add_expert<D, 8>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, lane, sum)
+    DS4_WITH_ROW_TYPE(fc_type, DS4_DOWN);
+#undef DS4_DOWN
+  }
+  for (uint j = 0u; j < uint(MOE_TILE); ++j) {
+    list[j] = min(j, tokens - 1u);
+    at[j] = (list[j] * slots + a.top_k) * a.expert_dim;
+  }
+  RowSource w2 = {shared, shared_scale, a.shared.row_bytes, a.shared.scale_row_bytes};
+#define DS4_SHARED(D)                                                                                          \
+  if (fc_rows == 1) add_expert<D, 1>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, lane, sum);        \
+  else if (fc_rows == 2) add_expert<D, 2>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, lane, sum);   \
+  else if (fc_rows <= 4) add_expert<D, 4>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, lane, sum);   \
+  else add_expert<D, 8>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, lane, sum)
+  DS4_WITH_ROW_TYPE(fc_type2, DS4_SHARED);
+#undef DS4_SHARED
+  float values[MOE_DOWN_OUTPUTS * MOE_TILE];
+  for (uint r = 0u; r < uint(MOE_DOWN_OUTPUTS); ++r) {
+    sum[r] = rounded(sum[r]);
+    if (lane < tokens && d + r < a.hidden) y[ulong(lane) * a.hidden + d + r] = sum[r];
+    if ((fc_flags & MOE_EXPAND) != 0)
+      for (uint j = 0u; j < uint(MOE_TILE); ++j) values[r * uint(MOE_TILE) + j] = simd_shuffle(sum[r], ushort(j));
+  }
+  if ((fc_flags & MOE_EXPAND) != 0)
+    expand_results<MOE_DOWN_OUTPUTS, MOE_TILE>(values, d, a.hidden, 0u, a.n, a.streams, stream, post, comb, lane);
+}

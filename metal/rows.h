@@ -1,0 +1,258 @@
+// Row products in the canonical order (docs/numerics.md, R1), one simdgroup for a few rows of the matrix.
+//
+// A lane holds the accumulators 2 lane and 2 lane + 1: elements come in pairs, 64 to a turn of the simdgroup, so weights and
+// activations are read by neighbouring lanes from neighbouring bytes. The tree over 64 is one addition in the lane, then
+// five exchanges. One decoder for each row type; get(i), i even, gives elements i and i + 1; at(i) the last of an odd row.
+#pragma once
+
+constant constexpr uint kSegment = 2048;  // elements after which accumulators are folded into the totals
+
+KERNEL_INLINE float2 load_pair(device const float* p) { return float2(p[0], p[1]); }
+KERNEL_INLINE uint load_u16(device const uchar* p) { return uint(p[0]) | (uint(p[1]) << 8); }
+KERNEL_INLINE float load_f16(device const uchar* p) { return float(as_type<half>(ushort(load_u16(p)))); }
+
+struct DecF32 {
+  device const float* p;
+  float2 get(uint i) const { return load_pair(p + i); }
+  float at(uint i) const { return p[i]; }
+};
+
+struct DecF16 {
+  device const half* p;
+  float2 get(uint i) const { return float2(float(p[i]), float(p[i + 1u])); }
+  float at(uint i) const { return float(p[i]); }
+};
+
+struct DecBf16 {
+  device const ushort* p;
+  float2 get(uint i) const { return float2(at(i), at(i + 1u)); }
+  float at(uint i) const { return as_type<float>(uint(p[i]) << 16); }
+};
+
+// 256 * 2^(b - 127): the e4m3 value is taken as 1/256 of itself, so that no f32 subnormal can come up.
+KERNEL_INLINE float scale_256(uint b) {
+  uint e = b + 8u;
+  return as_type<float>((e > 255u ? 255u : e) << 23);
+}
+
+KERNEL_INLINE float e4m3_scaled(uint code, float scale256) { return (ds4_e4m3(code) * 0.00390625f) * scale256; }
+
+struct DecFp8 {
+  device const uchar* p;
+  device const uchar* scale;
+  float2 get(uint i) const {
+    float s = scale_256(scale[i >> 5]);
+    return float2(e4m3_scaled(p[i], s), e4m3_scaled(p[i + 1u], s));
+  }
+  float at(uint i) const { return e4m3_scaled(p[i], scale_256(scale[i >> 5])); }
+};
+
+KERNEL_INLINE float e2m1(uint code) {
+  float m = 0.5f * float(ds4_e2m1_twice(code & 7u));
+  return as_type<float>(as_type<uint>(m) | ((code & 8u) << 28));
+}
+
+struct DecFp4Row {
+  device const uchar* p;
+  device const uchar* scale;
+  float2 get(uint i) const {
+    float s = ds4_e8m0(scale[i >> 5]);
+    uint b = p[i >> 1];
+    return float2(e2m1(b & 15u) * s, e2m1(b >> 4) * s);
+  }
+  float at(uint i) const { return 0.0f * float(i); }  // columns are a multiple of 32
+};
+
+struct DecMxfp4 {  // 17 bytes per 32: e8m0, then 16 low nibbles and 16 high nibbles
+  device const uchar* p;
+  float2 get(uint i) const {
+    device const uchar* b = p + (i >> 5) * 17u;
+    float s = ds4_e8m0(b[0]);
+    device const uchar* q = b + 1u + (i & 15u);
+    uint shift = (i & 16u) >> 2;
+    return float2(e2m1((uint(q[0]) >> shift) & 15u) * s, e2m1((uint(q[1]) >> shift) & 15u) * s);
+  }
+  float at(uint i) const { return 0.0f * float(i); }
+};
+
+struct DecQ8_0 {  // 34 bytes per 32: f16 scale, 32 int8
+  device const uchar* p;
+  float2 get(uint i) const {
+    device const uchar* b = p + (i >> 5) * 34u;
+    float d = load_f16(b);
+    uint v = load_u16(b + 2u + (i & 31u));
+    return float2(d * float(int(v << 24) >> 24), d * float(int(v << 16) >> 24));
+  }
+  float at(uint i) const { return 0.0f * float(i); }
+};
+
+struct DecQ4K {  // 144 bytes per 256: f16 d, f16 dmin, 8 six-bit (scale, min) in 12 bytes, 128 bytes of nibbles
+  device const uchar* p;
+  float2 get(uint i) const {
+    device const uchar* b = p + (i >> 8) * 144u;
+    uint j = (i >> 5) & 7u;
+    device const uchar* s = b + 4u;
+    uint jj = j & 3u;
+    uint low = s[jj], mid = s[jj + 4u], high = s[jj + 8u];
+    uint sc = j < 4u ? (low & 63u) : ((high & 15u) | ((low >> 6) << 4));
+    uint mn = j < 4u ? (mid & 63u) : ((high >> 4) | ((mid >> 6) << 4));
+    float d = load_f16(b) * float(sc);
+    float m = -(load_f16(b + 2u) * float(mn));
+    uint q = load_u16(b + 16u + (j >> 1) * 32u + (i & 31u)) >> ((j & 1u) << 2);
+    return float2(fma(d, float(q & 15u), m), fma(d, float((q >> 8) & 15u), m));
+  }
+  float at(uint i) const { return 0.0f * float(i); }
+};
+
+struct DecQ2K {  // 84 bytes per 256: 16 (scale, min) nibble pairs, 64 bytes of 2-bit codes, f16 d, f16 dmin
+  device const uchar* p;
+  float2 get(uint i) const {
+    device const uchar* b = p + (i >> 8) * 84u;
+    uint e = i & 255u;
+    uint sm = b[e >> 4];
+    float d = load_f16(b + 80u) * float(sm & 15u);
+    float m = -(load_f16(b + 82u) * float(sm >> 4));
+    uint q = load_u16(b + 16u + (e >> 7) * 32u + (e & 31u)) >> (((e >> 5) & 3u) << 1);
+    return float2(fma(d, float(q & 3u), m), fma(d, float((q >> 8) & 3u), m));
+  }
+  float at(uint i) const { return 0.0f * float(i); }
+};
+
+// The 256 patterns of IQ2_XXS: eight magnitudes of {8, 25, 43}, two bits each, the first in the lowest bits (GGUF format).
+CONSTANT_TABLE(ushort, kIq2Patterns, 256) = {
+    0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0020, 0x0022, 0x0028, 0x002a, 0x0041, 0x0044, 0x0050, 0x0058, 0x0061,
+    0x0064, 0x0080, 0x0082, 0x008a, 0x00a2, 0x0101, 0x0104, 0x0110, 0x0115, 0x0140, 0x0184, 0x0198, 0x0200, 0x0202, 0x0222, 0x0282,
+    0x0401, 0x0404, 0x0410, 0x0421, 0x0424, 0x0440, 0x0442, 0x0448, 0x0460, 0x0481, 0x0484, 0x0490, 0x04a4, 0x0500, 0x0502, 0x0508,
+    0x0520, 0x0546, 0x0569, 0x0580, 0x0591, 0x0609, 0x0610, 0x0640, 0x0684, 0x06a4, 0x0800, 0x0805, 0x0808, 0x0814, 0x0828, 0x0841,
+    0x0844, 0x0850, 0x0852, 0x0888, 0x0904, 0x0940, 0x0a02, 0x0a14, 0x1001, 0x1004, 0x1010, 0x1021, 0x1040, 0x1060, 0x1084, 0x1090,
+    0x1095, 0x1100, 0x1108, 0x1120, 0x1150, 0x115a, 0x1180, 0x1224, 0x1245, 0x1400, 0x1408, 0x1420, 0x1425, 0x1449, 0x1480, 0x1518,
+    0x1562, 0x1600, 0x1616, 0x1801, 0x1804, 0x1810, 0x1840, 0x1881, 0x1900, 0x1905, 0x19a0, 0x1a51, 0x2000, 0x2002, 0x200a, 0x2044,
+    0x2061, 0x2080, 0x2082, 0x2129, 0x2148, 0x2200, 0x2202, 0x2401, 0x2404, 0x2410, 0x2440, 0x2456, 0x2500, 0x2541, 0x2564, 0x2690,
+    0x2808, 0x2820, 0x2894, 0x2a44, 0x4001, 0x4004, 0x4010, 0x4018, 0x4021, 0x4024, 0x4040, 0x4048, 0x4056, 0x4060, 0x4081, 0x4084,
+    0x4090, 0x4100, 0x4120, 0x4161, 0x4180, 0x4185, 0x4201, 0x4210, 0x4248, 0x4256, 0x4268, 0x4400, 0x4408, 0x4420, 0x4480, 0x4499,
+    0x4512, 0x4524, 0x4600, 0x4801, 0x4804, 0x4810, 0x4840, 0x4845, 0x4900, 0x4958, 0x4961, 0x4982, 0x4a45, 0x4a90, 0x5000, 0x5008,
+    0x5011, 0x5019, 0x5020, 0x5080, 0x5088, 0x5104, 0x5142, 0x51a4, 0x5291, 0x5490, 0x5492, 0x550a, 0x5601, 0x5654, 0x5800, 0x5811,
+    0x5819, 0x5864, 0x5940, 0x5a08, 0x6004, 0x6010, 0x6040, 0x6068, 0x6100, 0x6155, 0x6218, 0x6260, 0x6400, 0x6405, 0x6510, 0x6512,
+    0x6584, 0x6842, 0x8000, 0x8002, 0x800a, 0x8041, 0x8082, 0x8104, 0x8118, 0x8140, 0x8211, 0x8401, 0x8404, 0x8410, 0x8415, 0x8440,
+    0x8460, 0x8500, 0x8546, 0x8594, 0x8609, 0x8640, 0x8660, 0x8802, 0x8904, 0x8a11, 0x9004, 0x9010, 0x9024, 0x9040, 0x90a1, 0x9116,
+    0x9180, 0x9245, 0x9400, 0x9422, 0x9444, 0x9551, 0x9881, 0x9920, 0xa002, 0xa050, 0xa085, 0xa109, 0xa200, 0xa418, 0xa850, 0xa904
+};
+
+// 66 bytes per 256: f16 d, then for each 32 values four pattern numbers and a word of 4 x 7 sign bits and a 4-bit scale.
+struct DecIq2Xxs {
+  device const uchar* p;
+  float2 get(uint i) const {
+    device const uchar* b = p + (i >> 8) * 66u;
+    device const uchar* q = b + 2u + ((i >> 5) & 7u) * 8u;
+    uint word = load_u16(q + 4u) | (load_u16(q + 6u) << 16);
+    float d = (load_f16(b) * (0.5f + float(word >> 28))) * 0.25f;
+    uint l = (i & 31u) >> 3, j = i & 7u;
+    uint signs = (word >> (7u * l)) & 127u;
+    uint all = signs | ((popcount(signs) & 1u) << 7);
+    uint pattern = kIq2Patterns[q[l]];
+    return float2(value(d, pattern >> (2u * j), all >> j), value(d, pattern >> (2u * j + 2u), all >> (j + 1u)));
+  }
+  float value(float d, uint code, uint sign) const {
+    uint c = code & 3u;
+    float v = d * (c == 0u ? 8.0f : (c == 1u ? 25.0f : (c == 2u ? 43.0f : 0.0f)));
+    return (sign & 1u) != 0u ? -v : v;
+  }
+  float at(uint i) const { return 0.0f * float(i); }
+};
+
+// A matrix as the kernels see it: rows row_bytes apart, scales scale_row_bytes apart (a row of them per 32 rows for fp8_block).
+struct RowSource {
+  device const uchar* data;
+  device const uchar* scale;
+  ulong row_bytes;
+  uint scale_row_bytes;
+};
+
+KERNEL_INLINE void open_row(thread DecF32& d, RowSource m, uint r) { d.p = (device const float*)(m.data + m.row_bytes * r); }
+KERNEL_INLINE void open_row(thread DecF16& d, RowSource m, uint r) { d.p = (device const half*)(m.data + m.row_bytes * r); }
+KERNEL_INLINE void open_row(thread DecBf16& d, RowSource m, uint r) { d.p = (device const ushort*)(m.data + m.row_bytes * r); }
+KERNEL_INLINE void open_row(thread DecFp4Row& d, RowSource m, uint r) {
+  d.p = m.data + m.row_bytes * r;
+  d.scale = m.scale + ulong(m.scale_row_bytes) * r;
+}
+KERNEL_INLINE void open_row(thread DecMxfp4& d, RowSource m, uint r) { d.p = m.data + m.row_bytes * r; }
+KERNEL_INLINE void open_row(thread DecQ8_0& d, RowSource m, uint r) { d.p = m.data + m.row_bytes * r; }
+KERNEL_INLINE void open_row(thread DecQ4K& d, RowSource m, uint r) { d.p = m.data + m.row_bytes * r; }
+KERNEL_INLINE void open_row(thread DecQ2K& d, RowSource m, uint r) { d.p = m.data + m.row_bytes * r; }
+KERNEL_INLINE void open_row(thread DecIq2Xxs& d, RowSource m, uint r) { d.p = m.data + m.row_bytes * r; }
+
+struct DecFp8Block : DecFp8 {};
+struct DecFp8Row : DecFp8 {};
+KERNEL_INLINE void open_row(thread DecFp8Block& d, RowSource m, uint r) {
+  d.p = m.data + m.row_bytes * r;
+  d.scale = m.scale + ulong(m.scale_row_bytes) * (r >> 5);
+}
+KERNEL_INLINE void open_row(thread DecFp8Row& d, RowSource m, uint r) {
+  d.p = m.data + m.row_bytes * r;
+  d.scale = m.scale + ulong(m.scale_row_bytes) * r;
+}
+
+// Runs CALL(decoder type) for a RowType.
+#define DS4_WITH_ROW_TYPE(type, CALL)                 \
+  do {                                                \
+    if ((type) == 0) { CALL(DecF32); }                \
+    else if ((type) == 1) { CALL(DecF16); }           \
+    else if ((type) == 2) { CALL(DecBf16); }          \
+    else if ((type) == 3) { CALL(DecFp8Block); }      \
+    else if ((type) == 4) { CALL(DecFp8Row); }        \
+    else if ((type) == 5) { CALL(DecFp4Row); }        \
+    else if ((type) == 6) { CALL(DecQ8_0); }          \
+    else if ((type) == 7) { CALL(DecQ4K); }           \
+    else if ((type) == 8) { CALL(DecMxfp4); }         \
+    else if ((type) == 9) { CALL(DecQ2K); }           \
+    else { CALL(DecIq2Xxs); }                         \
+  } while (false)
+
+// The tree over 64 accumulators, neighbours first; every lane gets the sum.
+KERNEL_INLINE float tree64(float2 a) {
+  float v = a.x + a.y;
+  v = v + simd_shuffle_xor(v, 1);
+  v = v + simd_shuffle_xor(v, 2);
+  v = v + simd_shuffle_xor(v, 4);
+  v = v + simd_shuffle_xor(v, 8);
+  v = v + simd_shuffle_xor(v, 16);
+  return v;
+}
+
+// One segment begin .. end - 1 of R matrix rows with N activation rows, x + at[j] each, into this lane's accumulators.
+template <class D, int R, int N>
+KERNEL_INLINE void row_segment(thread const D* w, device const float* x, thread const uint* at, uint begin, uint end, uint lane,
+                               thread float2* acc) {
+  for (int q = 0; q < R * N; ++q) acc[q] = float2(0.0f);
+  uint i = begin + 2u * lane;
+  for (; i + 1u < end; i += 64u) {
+    float2 wv[R];
+    for (int r = 0; r < R; ++r) wv[r] = w[r].get(i);
+    for (int j = 0; j < N; ++j) {
+      float2 xv = load_pair(x + at[j] + i);
+      for (int r = 0; r < R; ++r) {
+        acc[r * N + j].x = fma(wv[r].x, xv.x, acc[r * N + j].x);
+        acc[r * N + j].y = fma(wv[r].y, xv.y, acc[r * N + j].y);
+      }
+    }
+  }
+  if (i < end)  // the last element of an odd number
+    for (int r = 0; r < R; ++r) {
+      float wv = w[r].at(i);
+      for (int j = 0; j < N; ++j) acc[r * N + j].x = fma(wv, x[at[j] + i], acc[r * N + j].x);
+    }
+}
+
+// out[r * N + j]: products of R matrix rows of k columns with N activation rows. All lanes of the simdgroup call it and
+// all get the sums.
+template <class D, int R, int N>
+KERNEL_INLINE void row_products(thread const D* w, device const float* x, thread const uint* at, uint k, uint lane, thread float* out) {
+  float2 total[R * N];
+  for (int q = 0; q < R * N; ++q) total[q] = float2(0.0f);
+  for (uint begin = 0u; begin < k; begin += kSegment) {
+    float2 acc[R * N];
+    row_segment<D, R, N>(w, x, at, begin, min(begin + kSegment, k), lane, acc);
+    for (int q = 0; q < R * N; ++q) total[q] = begin == 0u ? acc[q] : total[q] + acc[q];
+  }
+  for (int q = 0; q < R * N; ++q) out[q] = tree64(total[q]);
+}

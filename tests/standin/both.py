@@ -1,0 +1,43 @@
+"""Operations on the Metal back end (run by the stand-in) and on the CPU: equal bits, in every order of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ds4v41 import _ext
+from tests.ops.support import ISAS, OPS, same_bits
+
+STANDIN: Any = getattr(_ext, "standin", None)
+ORDERS = ("forward", "reverse", "shuffled")
+needs_standin = pytest.mark.skipif(STANDIN is None, reason="this build has no stand-in for Metal")
+
+
+def _arrays(result: Any) -> list[np.ndarray]:
+    if isinstance(result, dict):
+        return [np.asarray(v) for _, v in sorted(result.items())]
+    return [np.asarray(v) for v in (result if isinstance(result, tuple) else (result,))]
+
+
+def same_on_metal(
+    shape: dict[str, Any], mode: str, run: Callable[[Any], Any], checked: bool = True
+) -> list[np.ndarray]:
+    """Run on the CPU and on Metal in three orders of threads, demand equal bits, give the arrays.
+
+    With `checked` every access of the kernels is watched in the first order: races, bounds, missing barriers.
+    """
+    want = _arrays(run(OPS.Backend(shape, mode, ISAS[0], 1)))
+    try:
+        for order in ORDERS:
+            STANDIN.set_options(order=order, checked=checked and order == ORDERS[0])
+            before = STANDIN.counters()["dispatches"]
+            got = _arrays(run(OPS.Backend(shape, mode, "metal", 1)))
+            assert STANDIN.counters()["dispatches"] > before
+            for a, b in zip(want, got, strict=True):
+                same_bits(a, b)
+    finally:
+        STANDIN.set_options(order=ORDERS[0], checked=False)
+    return want
