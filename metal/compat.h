@@ -31,6 +31,12 @@ using namespace metal;
 #define CONSTANT_TABLE(type, name, n) static const type name[n]
 #define DS4_SQRT(x) __builtin_sqrtf(x)
 
+#elif defined(DS4_CUDA_KERNEL)  // translated by generate_cuda.py; csrc/cuda/msl.h is ahead of it
+#define KERNEL_INLINE static __device__ __forceinline__
+#define FUNCTION_CONSTANT(type, name, index) static constexpr type name = type(DS4_CONSTANT_##index)
+#define CONSTANT_TABLE(type, name, n) static __device__ const type name[n]
+#define DS4_SQRT(x) __fsqrt_rn(x)
+
 #elif defined(DS4_LINT)  // clang with real address spaces; tests/standin/lint/msl_lint.h is included
 #define KERNEL_INLINE static inline
 #define FUNCTION_CONSTANT(type, name, index) extern constant type name
@@ -43,7 +49,7 @@ using namespace metal;
 #endif
 
 #if defined(KERNEL_INLINE)  // for numerics.h
-#define DS4_FN static inline
+#define DS4_FN KERNEL_INLINE
 #define DS4_FMA(a, b, c) fma((a), (b), (c))
 #define DS4_FABS(x) fabs(x)
 #define DS4_AS_UINT(x) as_type<uint>(float(x))

@@ -1,0 +1,248 @@
+// Command queues, command buffers, encoders and events on an NVIDIA GPU.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+#include "cuda/objects.h"
+
+namespace MTL {
+
+using namespace ds4::cuda;
+
+// ---------------------------------------------------------------- events
+
+SharedEvent::State::State() : value(static_cast<uint64_t*>(Driver::get().alloc_pinned(sizeof(uint64_t)))) { *value = 0; }
+SharedEvent::State::~State() { Driver::get().free_pinned(value); }
+SharedEvent::SharedEvent() : state_(std::make_shared<State>()) {}
+uint64_t SharedEvent::signaledValue() { return __atomic_load_n(state_->value, __ATOMIC_ACQUIRE); }
+void SharedEvent::setSignaledValue(uint64_t value) { __atomic_store_n(state_->value, value, __ATOMIC_RELEASE); }
+bool SharedEvent::waitUntilSignaledValue(uint64_t value, uint64_t milliseconds) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(std::min<uint64_t>(milliseconds, 1u << 30));
+  while (signaledValue() < value) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  return true;
+}
+
+// ---------------------------------------------------------------- queues
+
+CommandQueue::CommandQueue(NS::UInteger) : state_(std::make_shared<State>()) { state_->stream = Driver::get().new_stream(); }
+CommandQueue::~CommandQueue() = default;
+CommandQueue::State::~State() { Driver::get().free_stream(stream); }
+Device* CommandQueue::device() const { return CreateSystemDefaultDevice()->autorelease(); }
+void CommandQueue::addResidencySet(const ResidencySet*) {}
+void CommandQueue::removeResidencySet(const ResidencySet*) {}
+
+CommandBuffer* CommandQueue::commandBuffer() {
+  auto state = std::make_unique<CommandBuffer::State>();
+  state->queue = state_;
+  return (new CommandBuffer(std::move(state)))->autorelease();
+}
+CommandBuffer* CommandQueue::commandBufferWithUnretainedReferences() { return commandBuffer(); }
+
+// ---------------------------------------------------------------- command buffers
+
+CommandBuffer::CommandBuffer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+CommandBuffer::~CommandBuffer() {
+  if (state_->status == CommandBufferStatusCommitted) waitUntilCompleted();  // its buffers may be in use
+}
+CommandBuffer::State::~State() {
+  if (error != nullptr) error->release();
+  if (begin != nullptr) Driver::get().free_event(begin);
+  if (end != nullptr) Driver::get().free_event(end);
+}
+
+void CommandBuffer::State::finish(std::string reason) {
+  status = reason.empty() ? CommandBufferStatusCompleted : CommandBufferStatusError;
+  if (!reason.empty()) error = new NS::Error(std::move(reason));
+  buffers.clear();
+}
+
+void CommandBuffer::encodeWait(const Event* event, uint64_t value) {
+  Launch l;
+  l.kind = Launch::Kind::wait;
+  l.event = static_cast<const SharedEvent*>(event)->state();
+  l.value = value;
+  state_->launches.push_back(std::move(l));
+}
+void CommandBuffer::encodeSignalEvent(const Event* event, uint64_t value) {
+  encodeWait(event, value);
+  state_->launches.back().kind = Launch::Kind::signal;
+}
+void CommandBuffer::useResidencySet(const ResidencySet*) {}
+void CommandBuffer::addScheduledHandler(const HandlerFunction& function) { function(this); }
+void CommandBuffer::addCompletedHandler(const HandlerFunction& function) { state_->completed.push_back(function); }
+void CommandBuffer::enqueue() {}
+
+void CommandBuffer::commit() {
+  State& s = *state_;
+  if (!s.problem.empty()) return s.finish(s.problem);
+  const Driver& driver = Driver::get();
+  try {
+    driver.enter();
+    s.begin = driver.new_event(true);
+    s.end = driver.new_event(true);
+    const std::lock_guard<std::mutex> lock(s.queue->mutex);
+    const ds4::cuda::Stream stream = s.queue->stream;
+    driver.record(s.begin, stream);
+    void* params[40];
+    for (Launch& l : s.launches) {
+      const auto event = l.event ? reinterpret_cast<DevicePtr>(l.event->value) : 0;
+      if (l.kind == Launch::Kind::wait) driver.wait_value(stream, event, l.value);
+      if (l.kind == Launch::Kind::signal) driver.write_value(stream, event, l.value);
+      if (l.kind != Launch::Kind::kernel) continue;
+      for (size_t i = 0; i < l.offsets.size(); ++i) params[i] = l.words.data() + l.offsets[i];
+      driver.launch(l.function, l.grid, l.block, l.shared_bytes, stream, params);
+    }
+    driver.record(s.end, stream);
+    s.status = CommandBufferStatusCommitted;
+  } catch (const ds4::Error& error) {
+    s.finish(error.what());
+  }
+}
+
+void CommandBuffer::waitUntilScheduled() {}
+
+void CommandBuffer::waitUntilCompleted() {
+  State& s = *state_;
+  if (s.status != CommandBufferStatusCommitted) return;
+  try {
+    Driver::get().synchronize(s.end);
+    s.finish("");
+  } catch (const ds4::Error& error) {
+    s.finish(error.what());
+  }
+  for (const HandlerFunction& f : s.completed) f(this);
+}
+
+CommandBufferStatus CommandBuffer::status() const {
+  if (state_->status != CommandBufferStatusCommitted) return state_->status;
+  try {
+    if (Driver::get().done(state_->end)) const_cast<CommandBuffer*>(this)->waitUntilCompleted();
+  } catch (const ds4::Error&) {
+    const_cast<CommandBuffer*>(this)->waitUntilCompleted();
+  }
+  return state_->status;
+}
+
+NS::Error* CommandBuffer::error() const { return state_->error; }
+double CommandBuffer::GPUStartTime() const { return 0; }
+double CommandBuffer::GPUEndTime() const {
+  return state_->status == CommandBufferStatusCompleted ? Driver::get().seconds(state_->begin, state_->end) : 0;
+}
+void CommandBuffer::setLabel(const NS::String* label) { state_->label = NS::RetainPtr(const_cast<NS::String*>(label)); }
+NS::String* CommandBuffer::label() const { return state_->label.get(); }
+
+// ---------------------------------------------------------------- encoders
+
+struct ComputeCommandEncoder::State {
+  NS::SharedPtr<CommandBuffer> owner;
+  DispatchType type = DispatchTypeSerial;
+  std::shared_ptr<const Function::State> function;
+  struct Slot {
+    const Buffer* buffer = nullptr;
+    NS::UInteger offset = 0;
+    std::vector<char> bytes;
+  };
+  Slot slots[31];
+  unsigned threadgroup[31] = {};
+
+  CommandBuffer::State& target() { return owner->state(); }
+  void problem(const std::string& text) {
+    if (target().problem.empty())
+      target().problem = "[cuda] " + (function ? "kernel " + std::string(function->kernel->name) + ": " : std::string()) + text;
+  }
+  void add(Launch& l, const void* bytes, size_t n) {
+    const size_t at = (l.words.size() + 1) / 2 * 2;  // argument structs may hold vectors of 16 bytes
+    l.words.resize(at + (n + 7) / 8);
+    std::memcpy(l.words.data() + at, bytes, n);
+    l.offsets.push_back(static_cast<uint32_t>(at));
+  }
+  bool bind(Launch& l);
+};
+
+ComputeCommandEncoder* CommandBuffer::computeCommandEncoder() { return computeCommandEncoder(DispatchTypeSerial); }
+ComputeCommandEncoder* CommandBuffer::computeCommandEncoder(DispatchType type) {
+  auto state = std::make_unique<ComputeCommandEncoder::State>();
+  state->owner = NS::RetainPtr(this);
+  state->type = type;
+  return (new ComputeCommandEncoder(std::move(state)))->autorelease();
+}
+
+ComputeCommandEncoder::ComputeCommandEncoder(std::unique_ptr<State> state) : state_(std::move(state)) {}
+ComputeCommandEncoder::~ComputeCommandEncoder() = default;
+DispatchType ComputeCommandEncoder::dispatchType() const { return state_->type; }
+void ComputeCommandEncoder::setComputePipelineState(const ComputePipelineState* state) { state_->function = state->state(); }
+
+void ComputeCommandEncoder::setBuffer(const Buffer* buffer, NS::UInteger offset, NS::UInteger index) {
+  if (index >= 31) return state_->problem("buffer index " + std::to_string(index) + "; expected 0 to 30");
+  state_->slots[index] = {buffer, offset, {}};
+}
+void ComputeCommandEncoder::setBufferOffset(NS::UInteger offset, NS::UInteger index) { state_->slots[index].offset = offset; }
+void ComputeCommandEncoder::setBytes(const void* bytes, NS::UInteger length, NS::UInteger index) {
+  if (index >= 31 || length > 4096) return state_->problem("setBytes of " + std::to_string(length) + " bytes; expected at most 4,096");
+  const char* p = static_cast<const char*>(bytes);
+  state_->slots[index] = {nullptr, 0, std::vector<char>(p, p + length)};
+}
+void ComputeCommandEncoder::setThreadgroupMemoryLength(NS::UInteger length, NS::UInteger index) {
+  if (index < 31) state_->threadgroup[index] = static_cast<unsigned>(length);
+}
+
+bool ComputeCommandEncoder::State::bind(Launch& l) {
+  for (const Param& p : function->kernel->params) {
+    const Slot& s = slots[p.index];
+    if (p.kind == Param::value) {
+      if (s.bytes.empty()) return problem("the struct at buffer index " + std::to_string(p.index) + " is missing"), false;
+      add(l, s.bytes.data(), s.bytes.size());
+    } else if (p.kind == Param::buffer) {
+      if (s.buffer == nullptr || s.offset >= s.buffer->length())
+        return problem("buffer index " + std::to_string(p.index) + " is missing or its offset is too large"), false;
+      const DevicePtr at = address(s.buffer) + s.offset;
+      add(l, &at, sizeof at);
+      target().buffers.push_back(NS::RetainPtr(const_cast<Buffer*>(s.buffer)));
+    } else {
+      const unsigned at = l.shared_bytes;
+      l.shared_bytes += (threadgroup[p.index] + 15u) / 16u * 16u;
+      add(l, &at, sizeof at);
+    }
+  }
+  return true;
+}
+
+void ComputeCommandEncoder::dispatchThreadgroups(Size groups, Size threads) {
+  State& s = *state_;
+  if (!s.function) return s.problem("dispatch without a pipeline state");
+  const NS::UInteger n = threads.width * threads.height * threads.depth;
+  if (n == 0 || n > 1024) return s.problem(std::to_string(n) + " threads in a threadgroup; expected 1 to 1,024");
+  if (groups.width > 0x7fffffff || groups.height > 65535 || groups.depth > 65535)
+    return s.problem("a grid of " + std::to_string(groups.width) + " x " + std::to_string(groups.height) + " x " + std::to_string(groups.depth) +
+                     " threadgroups; expected at most 2^31 - 1 x 65,535 x 65,535");
+  try {
+    Launch l;
+    l.grid[0] = static_cast<unsigned>(groups.width), l.grid[1] = static_cast<unsigned>(groups.height), l.grid[2] = static_cast<unsigned>(groups.depth);
+    l.block[0] = static_cast<unsigned>(threads.width), l.block[1] = static_cast<unsigned>(threads.height), l.block[2] = static_cast<unsigned>(threads.depth);
+    l.function = s.function->compiled(static_cast<unsigned>(n));
+    if (s.bind(l)) s.target().launches.push_back(std::move(l));
+  } catch (const ds4::Error& error) {
+    s.problem(error.what());
+  }
+}
+
+void ComputeCommandEncoder::dispatchThreadgroups(const Buffer*, NS::UInteger, Size) { state_->problem("indirect dispatches are not offered"); }
+
+void ComputeCommandEncoder::dispatchThreads(Size grid, Size threads) {
+  if (threads.width == 0 || threads.height == 0 || threads.depth == 0 || grid.width % threads.width != 0 || grid.height % threads.height != 0 ||
+      grid.depth % threads.depth != 0)
+    return state_->problem("dispatchThreads with a grid that is no multiple of the threadgroup is not offered");
+  dispatchThreadgroups(Size(grid.width / threads.width, grid.height / threads.height, grid.depth / threads.depth), threads);
+}
+
+void ComputeCommandEncoder::memoryBarrier(BarrierScope) {}  // launches of a stream are ordered
+void ComputeCommandEncoder::memoryBarrier(const Resource* const[], NS::UInteger) {}
+void ComputeCommandEncoder::useResource(const Resource*, ResourceUsage) {}
+void ComputeCommandEncoder::endEncoding() {}
+
+}  // namespace MTL
