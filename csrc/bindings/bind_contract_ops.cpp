@@ -27,7 +27,7 @@ Activations parse_mode(const std::string& mode) {
 
 std::unique_ptr<Backend> backend_of(const std::string& isa, const Shape& shape, Activations mode, ThreadPool& pool) {
 #ifdef DS4_METAL
-  if (isa == "metal") return metal::make_backend(shape, mode);
+  if (isa == metal::kName) return metal::make_backend(shape, mode);
 #endif
   return cpu::make_backend(isa, shape, mode, pool);
 }

@@ -32,6 +32,8 @@ struct Api {
   Result (*MemAllocManaged)(DevicePtr*, size_t, unsigned);
   Result (*MemFree)(DevicePtr);
   Result (*MemAdvise)(DevicePtr, size_t, int, int);
+  Result (*MemsetD8)(DevicePtr, unsigned char, size_t);
+  Result (*CtxSynchronize)();
   Result (*MemHostAlloc)(void**, size_t, unsigned);
   Result (*MemFreeHost)(void*);
   Result (*MemcpyHtoDAsync)(DevicePtr, const void*, size_t, Stream);
@@ -95,6 +97,8 @@ void load_api() {
   bind(driver, "cuMemAllocManaged", api.MemAllocManaged);
   bind(driver, "cuMemFree_v2", api.MemFree);
   bind(driver, "cuMemAdvise", api.MemAdvise);
+  bind(driver, "cuMemsetD8_v2", api.MemsetD8);
+  bind(driver, "cuCtxSynchronize", api.CtxSynchronize);
   bind(driver, "cuMemHostAlloc", api.MemHostAlloc);
   bind(driver, "cuMemFreeHost", api.MemFreeHost);
   bind(driver, "cuMemcpyHtoDAsync_v2", api.MemcpyHtoDAsync);
@@ -185,6 +189,8 @@ void* Driver::alloc_managed(size_t bytes) const {
   DevicePtr p = 0;
   check(api.MemAllocManaged(&p, bytes, 1), "allocating memory");
   api.MemAdvise(p, bytes, 3, device);  // preferred location: the device; advice only
+  check(api.MemsetD8(p, 0, bytes), "clearing memory");
+  check(api.CtxSynchronize(), "clearing memory");
   return reinterpret_cast<void*>(p);
 }
 

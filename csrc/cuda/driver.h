@@ -31,7 +31,7 @@ class Driver {
   void enter() const;  // the calling thread may use the device
   size_t free_memory() const;
 
-  // Memory that host and device see at one address; kept on the device when both have used it.
+  // Memory that host and device see at one address, zeroed; kept on the device when both have used it.
   void* alloc_managed(size_t bytes) const;
   DevicePtr alloc_device(size_t bytes) const;
   void free(DevicePtr p) const;

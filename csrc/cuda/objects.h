@@ -1,8 +1,9 @@
 // What is behind the classes of Metal.hpp when they run on an NVIDIA GPU.
 //
-// The host code of the Metal back end (csrc/metal_host) is used as it is: a queue is a stream, a command buffer a list of
-// launches that is handed over at commit, shared buffers are managed memory, and buffers over mapped weights are copies on
-// the device, made when the model is opened.
+// The host code of the Metal back end (csrc/metal_host) is used as it is: a queue is a stream, shared buffers are managed
+// memory, and buffers over mapped weights are copies on the device, made when the model is opened. A dispatch is launched
+// when it is encoded, not at commit, so that the device works while the host encodes; a command buffer that is dropped
+// without commit waits for what it launched.
 #pragma once
 
 #include <Metal/Metal.hpp>
@@ -36,30 +37,30 @@ struct SharedEvent::State {
 
 struct CommandQueue::State {
   ds4::cuda::Stream stream = nullptr;
-  std::mutex mutex;  // one command buffer is handed over at a time
   ~State();
 };
 
+// One launch: its arguments lie in `words`, each from a multiple of 16 bytes on.
 struct Launch {
-  enum class Kind : uint8_t { kernel, wait, signal } kind = Kind::kernel;
-  ds4::cuda::Function function = nullptr;
   unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1}, shared_bytes = 0;
-  std::vector<uint64_t> words;     // the arguments, each from a multiple of 16 bytes on
-  std::vector<uint32_t> offsets;   // in words, one an argument
-  std::shared_ptr<SharedEvent::State> event;
-  uint64_t value = 0;
+  alignas(16) uint64_t words[1024];  // a struct of at most 4 KiB, and pointers
+  uint32_t n_words = 0;
+  void* params[40];
+  int n_params = 0;
+  bool add(const void* bytes, size_t n);  // false: too many
 };
 
 struct CommandBuffer::State {
   std::shared_ptr<CommandQueue::State> queue;
-  std::vector<Launch> launches;
+  bool launched = false;
   std::vector<NS::SharedPtr<Buffer>> buffers;  // kept until the end
   std::vector<HandlerFunction> completed;
-  std::string problem;
+  std::string problem;  // told at commit
   CommandBufferStatus status = CommandBufferStatusNotEnqueued;
   ds4::cuda::Event begin = nullptr, end = nullptr;
   NS::Error* error = nullptr;
   NS::SharedPtr<NS::String> label;
+  void begin_work();
   void finish(std::string reason);
   ~State();
 };

@@ -47,12 +47,24 @@ CommandBuffer* CommandQueue::commandBufferWithUnretainedReferences() { return co
 
 CommandBuffer::CommandBuffer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 CommandBuffer::~CommandBuffer() {
-  if (state_->status == CommandBufferStatusCommitted) waitUntilCompleted();  // its buffers may be in use
+  State& s = *state_;
+  if (s.status == CommandBufferStatusNotEnqueued && s.launched) commit();  // dropped: its buffers are in use all the same
+  if (s.status == CommandBufferStatusCommitted) waitUntilCompleted();
 }
 CommandBuffer::State::~State() {
   if (error != nullptr) error->release();
   if (begin != nullptr) Driver::get().free_event(begin);
   if (end != nullptr) Driver::get().free_event(end);
+}
+
+void CommandBuffer::State::begin_work() {
+  if (launched) return;
+  const Driver& driver = Driver::get();
+  driver.enter();
+  begin = driver.new_event(true);
+  end = driver.new_event(true);
+  driver.record(begin, queue->stream);
+  launched = true;
 }
 
 void CommandBuffer::State::finish(std::string reason) {
@@ -61,16 +73,28 @@ void CommandBuffer::State::finish(std::string reason) {
   buffers.clear();
 }
 
+namespace {
+
+template <class F>
+void try_or_note(CommandBuffer::State& s, F f) {
+  if (!s.problem.empty()) return;
+  try {
+    s.begin_work();
+    f();
+  } catch (const ds4::Error& error) {
+    s.problem = error.what();
+  }
+}
+
+DevicePtr of(const Event* event) { return reinterpret_cast<DevicePtr>(static_cast<const SharedEvent*>(event)->state()->value); }
+
+}  // namespace
+
 void CommandBuffer::encodeWait(const Event* event, uint64_t value) {
-  Launch l;
-  l.kind = Launch::Kind::wait;
-  l.event = static_cast<const SharedEvent*>(event)->state();
-  l.value = value;
-  state_->launches.push_back(std::move(l));
+  try_or_note(*state_, [&] { Driver::get().wait_value(state_->queue->stream, of(event), value); });
 }
 void CommandBuffer::encodeSignalEvent(const Event* event, uint64_t value) {
-  encodeWait(event, value);
-  state_->launches.back().kind = Launch::Kind::signal;
+  try_or_note(*state_, [&] { Driver::get().write_value(state_->queue->stream, of(event), value); });
 }
 void CommandBuffer::useResidencySet(const ResidencySet*) {}
 void CommandBuffer::addScheduledHandler(const HandlerFunction& function) { function(this); }
@@ -79,28 +103,13 @@ void CommandBuffer::enqueue() {}
 
 void CommandBuffer::commit() {
   State& s = *state_;
-  if (!s.problem.empty()) return s.finish(s.problem);
-  const Driver& driver = Driver::get();
   try {
-    driver.enter();
-    s.begin = driver.new_event(true);
-    s.end = driver.new_event(true);
-    const std::lock_guard<std::mutex> lock(s.queue->mutex);
-    const ds4::cuda::Stream stream = s.queue->stream;
-    driver.record(s.begin, stream);
-    void* params[40];
-    for (Launch& l : s.launches) {
-      const auto event = l.event ? reinterpret_cast<DevicePtr>(l.event->value) : 0;
-      if (l.kind == Launch::Kind::wait) driver.wait_value(stream, event, l.value);
-      if (l.kind == Launch::Kind::signal) driver.write_value(stream, event, l.value);
-      if (l.kind != Launch::Kind::kernel) continue;
-      for (size_t i = 0; i < l.offsets.size(); ++i) params[i] = l.words.data() + l.offsets[i];
-      driver.launch(l.function, l.grid, l.block, l.shared_bytes, stream, params);
-    }
-    driver.record(s.end, stream);
+    s.begin_work();
+    Driver::get().record(s.end, s.queue->stream);
     s.status = CommandBufferStatusCommitted;
   } catch (const ds4::Error& error) {
-    s.finish(error.what());
+    if (s.problem.empty()) s.problem = error.what();
+    s.finish(s.problem);
   }
 }
 
@@ -111,7 +120,7 @@ void CommandBuffer::waitUntilCompleted() {
   if (s.status != CommandBufferStatusCommitted) return;
   try {
     Driver::get().synchronize(s.end);
-    s.finish("");
+    s.finish(s.problem);
   } catch (const ds4::Error& error) {
     s.finish(error.what());
   }
@@ -155,14 +164,18 @@ struct ComputeCommandEncoder::State {
     if (target().problem.empty())
       target().problem = "[cuda] " + (function ? "kernel " + std::string(function->kernel->name) + ": " : std::string()) + text;
   }
-  void add(Launch& l, const void* bytes, size_t n) {
-    const size_t at = (l.words.size() + 1) / 2 * 2;  // argument structs may hold vectors of 16 bytes
-    l.words.resize(at + (n + 7) / 8);
-    std::memcpy(l.words.data() + at, bytes, n);
-    l.offsets.push_back(static_cast<uint32_t>(at));
-  }
   bool bind(Launch& l);
 };
+
+bool Launch::add(const void* bytes, size_t n) {
+  n_words = (n_words + 1) / 2 * 2;  // argument structs may hold vectors of 16 bytes
+  const uint32_t end = n_words + static_cast<uint32_t>((n + 7) / 8);
+  if (end > sizeof words / sizeof words[0] || n_params == 40) return false;
+  std::memcpy(words + n_words, bytes, n);
+  params[n_params++] = words + n_words;
+  n_words = end;
+  return true;
+}
 
 ComputeCommandEncoder* CommandBuffer::computeCommandEncoder() { return computeCommandEncoder(DispatchTypeSerial); }
 ComputeCommandEncoder* CommandBuffer::computeCommandEncoder(DispatchType type) {
@@ -196,17 +209,17 @@ bool ComputeCommandEncoder::State::bind(Launch& l) {
     const Slot& s = slots[p.index];
     if (p.kind == Param::value) {
       if (s.bytes.empty()) return problem("the struct at buffer index " + std::to_string(p.index) + " is missing"), false;
-      add(l, s.bytes.data(), s.bytes.size());
+      if (!l.add(s.bytes.data(), s.bytes.size())) return problem("too many arguments"), false;
     } else if (p.kind == Param::buffer) {
       if (s.buffer == nullptr || s.offset >= s.buffer->length())
         return problem("buffer index " + std::to_string(p.index) + " is missing or its offset is too large"), false;
       const DevicePtr at = address(s.buffer) + s.offset;
-      add(l, &at, sizeof at);
+      if (!l.add(&at, sizeof at)) return problem("too many arguments"), false;
       target().buffers.push_back(NS::RetainPtr(const_cast<Buffer*>(s.buffer)));
     } else {
       const unsigned at = l.shared_bytes;
       l.shared_bytes += (threadgroup[p.index] + 15u) / 16u * 16u;
-      add(l, &at, sizeof at);
+      if (!l.add(&at, sizeof at)) return problem("too many arguments"), false;
     }
   }
   return true;
@@ -220,15 +233,13 @@ void ComputeCommandEncoder::dispatchThreadgroups(Size groups, Size threads) {
   if (groups.width > 0x7fffffff || groups.height > 65535 || groups.depth > 65535)
     return s.problem("a grid of " + std::to_string(groups.width) + " x " + std::to_string(groups.height) + " x " + std::to_string(groups.depth) +
                      " threadgroups; expected at most 2^31 - 1 x 65,535 x 65,535");
-  try {
+  try_or_note(s.target(), [&] {
     Launch l;
     l.grid[0] = static_cast<unsigned>(groups.width), l.grid[1] = static_cast<unsigned>(groups.height), l.grid[2] = static_cast<unsigned>(groups.depth);
     l.block[0] = static_cast<unsigned>(threads.width), l.block[1] = static_cast<unsigned>(threads.height), l.block[2] = static_cast<unsigned>(threads.depth);
-    l.function = s.function->compiled(static_cast<unsigned>(n));
-    if (s.bind(l)) s.target().launches.push_back(std::move(l));
-  } catch (const ds4::Error& error) {
-    s.problem(error.what());
-  }
+    const ds4::cuda::Function function = s.function->compiled(static_cast<unsigned>(n));
+    if (s.bind(l)) Driver::get().launch(function, l.grid, l.block, l.shared_bytes, s.target().queue->stream, l.params);
+  });
 }
 
 void ComputeCommandEncoder::dispatchThreadgroups(const Buffer*, NS::UInteger, Size) { state_->problem("indirect dispatches are not offered"); }

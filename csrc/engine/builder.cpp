@@ -273,7 +273,7 @@ std::shared_ptr<const Model> ModelBuilder::build(const std::string& isa, int thr
   model_->frequencies = rope_frequencies(model_->shape, false);
   model_->yarn_frequencies = rope_frequencies(model_->shape, true);
 #ifdef DS4_METAL
-  if (isa == "metal") model_->adopted = metal::adopt(model_->weights, model_->vectors);
+  if (isa == metal::kName) model_->adopted = metal::adopt(model_->weights, model_->vectors);
 #endif
   model_->make_backend();  // fails here rather than in the first session
   return std::move(model_);
@@ -314,7 +314,7 @@ void DrafterBuilder::vector(const std::string& name, const float* data, int64_t 
 std::shared_ptr<const DrafterModel> DrafterBuilder::build() {
   refuse_missing(slots_->slots);
 #ifdef DS4_METAL
-  if (model_->target->isa == "metal") model_->adopted = metal::adopt(model_->weights, model_->vectors);
+  if (model_->target->isa == metal::kName) model_->adopted = metal::adopt(model_->weights, model_->vectors);
 #endif
   return std::move(model_);
 }

@@ -9,7 +9,7 @@ namespace ds4 {
 
 std::unique_ptr<Backend> Model::make_backend() const {
 #ifdef DS4_METAL
-  if (isa == "metal") return metal::make_backend(shape, activations);
+  if (isa == metal::kName) return metal::make_backend(shape, activations);
 #endif
   return cpu::make_backend(isa, shape, activations, *pool);
 }

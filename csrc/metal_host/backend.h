@@ -36,7 +36,7 @@ class MetalBackend final : public Backend {
 
   void* alloc(size_t bytes) override;
   void free(void* p, size_t bytes) override;
-  const char* name() const override { return "metal"; }
+  const char* name() const override { return kName; }
   void set_poll(Poll* poll) override { poll_ = poll; }
   Backend* sibling(const Shape& shape) const override;
   void submit() override;

@@ -145,6 +145,14 @@ bool Device::find(const void* p, Place* place) const {
 
 // Pages of our own under a buffer: the system hands them out zeroed and when they are first touched; Metal promises neither.
 void* Device::alloc(size_t bytes) {
+#ifdef DS4_CUDA  // pages of the host are no memory of the device; its own allocator gives what both see, zeroed
+  Allocation given{new_buffer(bytes), nullptr, 0};
+  void* both = given.buffer->contents();
+  remember(both, std::max<size_t>(bytes, 1), given.buffer.get(), 0);
+  const std::unique_lock<std::shared_mutex> locked(ranges_mutex_);
+  allocated_.emplace(reinterpret_cast<uintptr_t>(both), std::move(given));
+  return both;
+#else
   const size_t length = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
   void* pages = mmap(nullptr, length + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pages == MAP_FAILED)
@@ -161,6 +169,7 @@ void* Device::alloc(size_t bytes) {
     throw;
   }
   return p;
+#endif
 }
 
 void Device::free(void* p) {
@@ -172,7 +181,7 @@ void Device::free(void* p) {
   Allocation gone = std::move(found->second);
   allocated_.erase(found);
   gone.buffer = {};  // before its pages go
-  munmap(gone.pages, gone.bytes);
+  if (gone.pages != nullptr) munmap(gone.pages, gone.bytes);
 }
 
 std::vector<std::pair<std::string, KernelCounts>> Device::counters_by_kernel() const {

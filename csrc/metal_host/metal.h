@@ -10,6 +10,13 @@
 
 namespace ds4::metal {
 
+// What the back end is called: the same host code and kernels run on Apple's and on NVIDIA's GPUs.
+#ifdef DS4_CUDA
+constexpr const char* kName = "cuda";
+#else
+constexpr const char* kName = "metal";
+#endif
+
 // Is there a Metal device (a real one, or the stand-in that runs kernels on this processor)?
 bool available();
 // Why not, in a sentence that says what to do; empty when available.
