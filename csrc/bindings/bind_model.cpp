@@ -202,15 +202,14 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("hash", [](const ModelHandle& h) { return h.model->hash; }, "The n-gram hash: EngramHash.")
       .def_prop_ro("engram", [](const ModelHandle& h) { return h.model->engram; }, "Engram, or None.");
   m.def(
-      "metal_missing",
-      [] {
+      "device_missing",
+      [](const std::string& backend) {
 #ifdef DS4_METAL
-        return metal::why_not();
-#else
-        return std::string("this build has no Metal");
+        if (backend == metal::kName) return metal::why_not();
 #endif
+        return "this build has no " + backend + " back end";
       },
-      "Why there is no Metal back end; empty when there is one.");
+      nb::arg("backend"), "Why there is no back end of this name (metal, cuda); empty when there is one.");
 #ifdef DS4_METAL
   m.def(
       "metal_counters",

@@ -71,7 +71,7 @@ class Model:
         """Open an official safetensors folder or a GGUF file; without a path the nano model that comes along.
 
         backend: "auto", "cpu" (the best instruction set of this machine) or "cpu/avx512", "cpu/avx2", "cpu/neon",
-            "cpu/plain", or "metal" where there is a Metal device. All give the same bits (E4).
+            "cpu/plain", or "metal", "cuda" where there is such a device. All give the same bits (E4).
         activations: what activations are rounded to: "bf16", "fp8" (also quantised in front of fp8 and fp4 weights,
             as the reference does), "fp32" (for finding errors), or "auto": fp8 for an official fp8 checkpoint, else
             bf16.
@@ -390,11 +390,9 @@ def _isa(backend: Any) -> str:
     known = [f"cpu/{isa}" for isa in _ext.cpu_isas()]
     if backend in known:
         return backend.removeprefix("cpu/")
-    if backend == "metal":
-        reason = _ext.metal_missing()
+    if backend in ("metal", "cuda"):
+        reason = _ext.device_missing(backend)
         if reason:
-            raise BackendError(f"backend: metal is not here ({reason}); here are: auto, cpu, {', '.join(known)}")
+            raise BackendError(f"backend: {backend} is not here ({reason}); here are: auto, cpu, {', '.join(known)}")
         return backend
-    if backend == "cuda":
-        raise BackendError(f"backend: cuda is not in this version; here are: auto, cpu, {', '.join(known)}")
-    raise OptionError(f"backend: expected one of auto, cpu, {', '.join(known)}, metal; found {backend!r}")
+    raise OptionError(f"backend: expected one of auto, cpu, {', '.join(known)}, metal, cuda; found {backend!r}")

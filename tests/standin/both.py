@@ -1,4 +1,6 @@
-"""Operations on the Metal back end (run by the stand-in) and on the CPU: equal bits, in every order of threads."""
+"""Operations on the Metal back end (run by the stand-in) and on the CPU: equal bits, in every order of threads.
+
+In a build with DS4_CUDA, on a machine with an NVIDIA GPU, the same tests run the kernels there."""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from tests.ops.support import ISAS, OPS, same_bits
 
 STANDIN: Any = getattr(_ext, "standin", None)
 ORDERS = ("forward", "reverse", "shuffled")
-needs_standin = pytest.mark.skipif(STANDIN is None, reason="this build has no stand-in for Metal")
+CUDA = STANDIN is None and not _ext.device_missing("cuda")
+needs_standin = pytest.mark.skipif(STANDIN is None and not CUDA, reason="this build has no stand-in for Metal, and no GPU")
 
 
 def _arrays(result: Any) -> list[np.ndarray]:
@@ -30,6 +33,10 @@ def same_on_metal(
     With `checked` every access of the kernels is watched in the first order: races, bounds, missing barriers.
     """
     want = _arrays(run(OPS.Backend(shape, mode, ISAS[0], 1)))
+    if CUDA:
+        for a, b in zip(want, _arrays(run(OPS.Backend(shape, mode, "cuda", 1))), strict=True):
+            same_bits(a, b)
+        return want
     try:
         for order in ORDERS:
             STANDIN.set_options(order=order, checked=checked and order == ORDERS[0])
