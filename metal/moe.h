@@ -8,8 +8,8 @@
 #define MOE_MAX_PAIRS 64    // MOE_TILE * MOE_MAX_TOP_K
 #define MOE_UP_OUTPUTS 32   // middle elements of a threadgroup: a quantiser group
 #define MOE_UP_SIMDGROUPS 8
-#define MOE_DOWN_OUTPUTS 2  // of a simdgroup
-#define MOE_DOWN_SIMDGROUPS 4
+#define MOE_DOWN_OUTPUTS 4  // of a threadgroup; times MOE_TILE they are the lanes of a simdgroup
+#define MOE_DOWN_SIMDGROUPS 8
 
 // Bits of fc_flags.
 #define MOE_SHARED 1  // moe_up: the shared expert, all tokens

@@ -159,7 +159,7 @@ kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* ga
     uint f = f0 + o;
     if (f >= a.expert_dim) continue;
 #define DS4_UP(D)                                                              \
-  if (m == 1u) gate_up<D, 1>(g, u, x, at, a.gate.cols, f, m, o, results, lane);     \
+  if (fc_rows == 1 || m == 1u) gate_up<D, 1>(g, u, x, at, a.gate.cols, f, m, o, results, lane);     \
   else if (m == 2u) gate_up<D, 2>(g, u, x, at, a.gate.cols, f, m, o, results, lane); \
   else if (m <= 4u) gate_up<D, 4>(g, u, x, at, a.gate.cols, f, m, o, results, lane); \
   else gate_up<D, 8>(g, u, x, at, a.gate.cols, f, m, o, results, lane)
@@ -185,21 +185,25 @@ kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* ga
   }
 }
 
-// Adds one expert's rounded results to the sums: lane j of `sum` has token j of the tile.
+// One expert's rounded results for its m pairs (or tokens, the shared one) into threadgroup memory: results[pair][output].
 template <class D, int N>
-KERNEL_INLINE void add_expert(RowSource w2, device const float* mid, thread const uint* at, thread const uint* tokens, uint m, uint cols, uint d,
-                              uint rows, uint lane, thread float* sum) {
+KERNEL_INLINE void expert_results(RowSource w2, device const float* mid, thread const uint* at, thread const uint* pair, uint m, uint cols,
+                                  uint d, uint rows, threadgroup float* results, uint lane) {
   D w[MOE_DOWN_OUTPUTS];
   for (uint r = 0u; r < uint(MOE_DOWN_OUTPUTS); ++r) open_row(w[r], w2, min(d + r, rows - 1u));
   float v[MOE_DOWN_OUTPUTS * N];
   row_products<D, MOE_DOWN_OUTPUTS, N>(w, mid, at, cols, lane, v);
-  for (uint j = 0u; j < uint(N); ++j)
-    for (uint r = 0u; r < uint(MOE_DOWN_OUTPUTS); ++r)
-      if (j < m && lane == tokens[j]) sum[r] = sum[r] + rounded(v[r * uint(N) + j]);
+  float value = rounded(pick<MOE_DOWN_OUTPUTS * N>(v, lane));
+  if (lane < uint(MOE_DOWN_OUTPUTS * N) && lane % uint(N) < m) {
+    uint which = 0u;
+    for (uint j = 0u; j < uint(N); ++j) which = lane % uint(N) == j ? pair[j] : which;
+    results[which * uint(MOE_DOWN_OUTPUTS) + lane / uint(N)] = value;
+  }
 }
 
-// y, and with MOE_EXPAND the streams: MOE_DOWN_OUTPUTS elements of at most MOE_TILE tokens by a simdgroup, experts ascending,
-// the shared one last. Threadgroup memory: PLAN_INTS ints.
+// y, and with MOE_EXPAND the streams: MOE_DOWN_OUTPUTS elements of at most MOE_TILE tokens by a threadgroup. Its simdgroups
+// share the experts out among themselves; the sums are made afterwards, experts ascending, the shared one last.
+// Threadgroup memory: PLAN_INTS ints, (MOE_MAX_PAIRS + MOE_TILE) * MOE_DOWN_OUTPUTS floats.
 kernel void moe_down(constant MoeDownParams& a [[buffer(0)]], device const uchar* routed [[buffer(1)]],
                      device const uchar* routed_scale [[buffer(2)]], device const ulong* offsets [[buffer(3)]],
                      device const uchar* shared [[buffer(4)]], device const uchar* shared_scale [[buffer(5)]],
@@ -208,48 +212,47 @@ kernel void moe_down(constant MoeDownParams& a [[buffer(0)]], device const uchar
                      threadgroup int* plan [[threadgroup(0)]], uint3 group [[threadgroup_position_in_grid]],
                      uint tid [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
                      uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float* results = (threadgroup float*)(plan + PLAN_INTS);
   uint tokens = a.n, pairs = tokens * a.top_k, slots = a.top_k + 1u;
   plan_tile(experts, pairs, plan, tid);
-  uint d = (group.x * uint(MOE_DOWN_SIMDGROUPS) + simdgroup) * uint(MOE_DOWN_OUTPUTS);
-  if (d >= a.hidden) return;  // whole simdgroups: there is no barrier below
-  float sum[MOE_DOWN_OUTPUTS];
-  for (int r = 0; r < MOE_DOWN_OUTPUTS; ++r) sum[r] = 0.0f;
+  uint d = group.x * uint(MOE_DOWN_OUTPUTS);
   uint list[MOE_TILE], at[MOE_TILE];
-  for (uint place = 0u; place < uint(plan[0]); ++place) {
+  for (uint place = simdgroup; place < uint(plan[0]); place += uint(MOE_DOWN_SIMDGROUPS)) {
     uint m = pairs_of(plan, place, pairs, list), e = uint(plan[1u + place]);
-    for (uint j = 0u; j < uint(MOE_TILE); ++j) {
-      uint token = list[j] / a.top_k;
-      at[j] = (token * slots + list[j] % a.top_k) * a.expert_dim;
-      list[j] = token;
-    }
+    for (uint j = 0u; j < uint(MOE_TILE); ++j) at[j] = ((list[j] / a.top_k) * slots + list[j] % a.top_k) * a.expert_dim;
     RowSource w2 = {routed + offsets[2u * e], routed_scale + offsets[2u * e + 1u], a.routed.row_bytes, a.routed.scale_row_bytes};
-#define DS4_DOWN(D)                                                                                  \
-  if (m == 1u) add_expert<D, 1>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, lane, sum);        \
-  else if (m == 2u) add_expert<D, 2>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, lane, sum);   \
-  else if (m <= 4u) add_expert<D, 4>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, lane, sum);   \
-  else add_expert<D, 8>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, lane, sum)
+#define DS4_DOWN(D)                                                                                                    \
+  if (fc_rows == 1 || m == 1u) expert_results<D, 1>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, results, lane);  \
+  else if (m == 2u) expert_results<D, 2>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, results, lane);             \
+  else if (m <= 4u) expert_results<D, 4>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, results, lane);             \
+  else expert_results<D, 8>(w2, mid, at, list, m, a.routed.cols, d, a.hidden, results, lane)
     DS4_WITH_ROW_TYPE(fc_type, DS4_DOWN);
 #undef DS4_DOWN
   }
-  for (uint j = 0u; j < uint(MOE_TILE); ++j) {
-    list[j] = min(j, tokens - 1u);
-    at[j] = (list[j] * slots + a.top_k) * a.expert_dim;
-  }
-  RowSource w2 = {shared, shared_scale, a.shared.row_bytes, a.shared.scale_row_bytes};
-#define DS4_SHARED(D)                                                                                          \
-  if (fc_rows == 1) add_expert<D, 1>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, lane, sum);        \
-  else if (fc_rows == 2) add_expert<D, 2>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, lane, sum);   \
-  else if (fc_rows <= 4) add_expert<D, 4>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, lane, sum);   \
-  else add_expert<D, 8>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, lane, sum)
-  DS4_WITH_ROW_TYPE(fc_type2, DS4_SHARED);
+  if (simdgroup == uint(plan[0]) % uint(MOE_DOWN_SIMDGROUPS)) {
+    for (uint j = 0u; j < uint(MOE_TILE); ++j) {
+      uint token = min(j, tokens - 1u);
+      at[j] = (token * slots + a.top_k) * a.expert_dim;
+      list[j] = uint(MOE_MAX_PAIRS) + token;
+    }
+    RowSource w2 = {shared, shared_scale, a.shared.row_bytes, a.shared.scale_row_bytes};
+#define DS4_SHARED(D)                                                                                                  \
+  if (fc_rows == 1) expert_results<D, 1>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, results, lane);        \
+  else if (fc_rows == 2) expert_results<D, 2>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, results, lane);   \
+  else if (fc_rows <= 4) expert_results<D, 4>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, results, lane);   \
+  else expert_results<D, 8>(w2, mid, at, list, tokens, a.shared.cols, d, a.hidden, results, lane)
+    DS4_WITH_ROW_TYPE(fc_type2, DS4_SHARED);
 #undef DS4_SHARED
-  float values[MOE_DOWN_OUTPUTS * MOE_TILE];
-  for (uint r = 0u; r < uint(MOE_DOWN_OUTPUTS); ++r) {
-    sum[r] = rounded(sum[r]);
-    if (lane < tokens && d + r < a.hidden) y[ulong(lane) * a.hidden + d + r] = sum[r];
-    if ((fc_flags & MOE_EXPAND) != 0)
-      for (uint j = 0u; j < uint(MOE_TILE); ++j) values[r * uint(MOE_TILE) + j] = simd_shuffle(sum[r], ushort(j));
   }
-  if ((fc_flags & MOE_EXPAND) != 0)
-    expand_results<MOE_DOWN_OUTPUTS, MOE_TILE>(values, d, a.hidden, 0u, a.n, a.streams, stream, post, comb, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (simdgroup != 0u) return;  // whole simdgroups: there is no barrier below
+  uint r = lane / uint(MOE_TILE), j = min(lane % uint(MOE_TILE), tokens - 1u);  // 4 outputs x 8 tokens
+  float sum = 0.0f;
+  for (uint slot = 0u; slot < a.top_k; ++slot) sum = sum + results[(j * a.top_k + slot) * uint(MOE_DOWN_OUTPUTS) + r];
+  sum = rounded(sum + results[(uint(MOE_MAX_PAIRS) + j) * uint(MOE_DOWN_OUTPUTS) + r]);
+  if (lane % uint(MOE_TILE) < tokens && d + r < a.hidden) y[ulong(j) * a.hidden + d + r] = sum;
+  if ((fc_flags & MOE_EXPAND) == 0) return;
+  float values[MOE_DOWN_OUTPUTS * MOE_TILE];
+  for (uint q = 0u; q < uint(MOE_DOWN_OUTPUTS * MOE_TILE); ++q) values[q] = simd_shuffle(sum, ushort(q));
+  expand_results<MOE_DOWN_OUTPUTS, MOE_TILE>(values, d, a.hidden, 0u, a.n, a.streams, stream, post, comb, lane);
 }

@@ -176,12 +176,12 @@ DS4_FN ds4_i32 ds4_e2m1_twice(ds4_u32 code) {
   return (code & 8u) != 0u ? -v : v;
 }
 
-// Nearest e2m1 code of y (ties to the even code, saturating at 6), bit 3 the sign.
+// Nearest e2m1 code of y (ties to the even code, saturating at 6), bit 3 the sign. NaN, whose sign is the machine's own, gives 0.
 DS4_FN ds4_u32 ds4_e2m1_code(float y) {
   float a = DS4_FABS(y);
   ds4_u32 c = (a > 0.25f ? 1u : 0u) + (a >= 0.75f ? 1u : 0u) + (a > 1.25f ? 1u : 0u) + (a >= 1.75f ? 1u : 0u) +
               (a > 2.5f ? 1u : 0u) + (a >= 3.5f ? 1u : 0u) + (a > 5.0f ? 1u : 0u);
-  return c | ((DS4_AS_UINT(y) >> 28) & 8u);
+  return c | (y != y ? 0u : (DS4_AS_UINT(y) >> 28) & 8u);
 }
 
 // The scales of the three fake quantisers (docs/numerics.md, formats), from the largest magnitude of a group.

@@ -7,25 +7,37 @@
 
 constant constexpr uint kSegment = 2048;  // elements after which accumulators are folded into the totals
 
+// All row types but MXFP4 keep what is read together at even (u16) or fourfold (u32) distances from an aligned row.
 KERNEL_INLINE float2 load_pair(device const float* p) { return float2(p[0], p[1]); }
-KERNEL_INLINE uint load_u16(device const uchar* p) { return uint(p[0]) | (uint(p[1]) << 8); }
-KERNEL_INLINE float load_f16(device const uchar* p) { return float(as_type<half>(ushort(load_u16(p)))); }
+KERNEL_INLINE uint load_u16(device const uchar* p) { return *(device const ushort*)p; }
+KERNEL_INLINE uint load_u32(device const uchar* p) { return *(device const uint*)p; }
+KERNEL_INLINE float f16_value(uint bits) { return float(as_type<half>(ushort(bits))); }
+KERNEL_INLINE float load_f16(device const uchar* p) { return f16_value(load_u16(p)); }
+
+// Four turns of a simdgroup, elements i .. i + 1 and the same 64, 128 and 192 further: loads first, so that many are on the way.
+#define DS4_FOUR_TURNS                                                     \
+  void turns(uint i, thread float2* out) const {                           \
+    for (uint t = 0u; t < 4u; ++t) out[t] = get(i + 64u * t);              \
+  }
 
 struct DecF32 {
   device const float* p;
   float2 get(uint i) const { return load_pair(p + i); }
+  DS4_FOUR_TURNS
   float at(uint i) const { return p[i]; }
 };
 
 struct DecF16 {
   device const half* p;
   float2 get(uint i) const { return float2(float(p[i]), float(p[i + 1u])); }
+  DS4_FOUR_TURNS
   float at(uint i) const { return float(p[i]); }
 };
 
 struct DecBf16 {
   device const ushort* p;
   float2 get(uint i) const { return float2(at(i), at(i + 1u)); }
+  DS4_FOUR_TURNS
   float at(uint i) const { return as_type<float>(uint(p[i]) << 16); }
 };
 
@@ -44,6 +56,7 @@ struct DecFp8 {
     float s = scale_256(scale[i >> 5]);
     return float2(e4m3_scaled(p[i], s), e4m3_scaled(p[i + 1u], s));
   }
+  DS4_FOUR_TURNS
   float at(uint i) const { return e4m3_scaled(p[i], scale_256(scale[i >> 5])); }
 };
 
@@ -60,6 +73,7 @@ struct DecFp4Row {
     uint b = p[i >> 1];
     return float2(e2m1(b & 15u) * s, e2m1(b >> 4) * s);
   }
+  DS4_FOUR_TURNS
   float at(uint i) const { return 0.0f * float(i); }  // columns are a multiple of 32
 };
 
@@ -72,6 +86,7 @@ struct DecMxfp4 {  // 17 bytes per 32: e8m0, then 16 low nibbles and 16 high nib
     uint shift = (i & 16u) >> 2;
     return float2(e2m1((uint(q[0]) >> shift) & 15u) * s, e2m1((uint(q[1]) >> shift) & 15u) * s);
   }
+  DS4_FOUR_TURNS
   float at(uint i) const { return 0.0f * float(i); }
 };
 
@@ -83,23 +98,43 @@ struct DecQ8_0 {  // 34 bytes per 32: f16 scale, 32 int8
     uint v = load_u16(b + 2u + (i & 31u));
     return float2(d * float(int(v << 24) >> 24), d * float(int(v << 16) >> 24));
   }
+  DS4_FOUR_TURNS
   float at(uint i) const { return 0.0f * float(i); }
 };
 
 struct DecQ4K {  // 144 bytes per 256: f16 d, f16 dmin, 8 six-bit (scale, min) in 12 bytes, 128 bytes of nibbles
   device const uchar* p;
+  // Scales and mins of a block's eight groups: bytes of low and high; group j is byte j & 3 of sc[j >> 2] and mn[j >> 2].
+  void scales(device const uchar* b, thread uint* sc, thread uint* mn) const {
+    uint low = load_u32(b + 4u), mid = load_u32(b + 8u), high = load_u32(b + 12u);
+    sc[0] = low & 0x3f3f3f3fu;
+    mn[0] = mid & 0x3f3f3f3fu;
+    sc[1] = (high & 0x0f0f0f0fu) | ((low >> 2) & 0x30303030u);
+    mn[1] = ((high >> 4) & 0x0f0f0f0fu) | ((mid >> 2) & 0x30303030u);
+  }
+  float2 pair(uint both, uint sc, uint mn, uint q) const {
+    float d = f16_value(both & 0xffffu) * float(sc & 255u);
+    float m = -(f16_value(both >> 16) * float(mn & 255u));
+    return float2(fma(d, float(q & 15u), m), fma(d, float((q >> 8) & 15u), m));
+  }
   float2 get(uint i) const {
     device const uchar* b = p + (i >> 8) * 144u;
-    uint j = (i >> 5) & 7u;
-    device const uchar* s = b + 4u;
-    uint jj = j & 3u;
-    uint low = s[jj], mid = s[jj + 4u], high = s[jj + 8u];
-    uint sc = j < 4u ? (low & 63u) : ((high & 15u) | ((low >> 6) << 4));
-    uint mn = j < 4u ? (mid & 63u) : ((high >> 4) | ((mid >> 6) << 4));
-    float d = load_f16(b) * float(sc);
-    float m = -(load_f16(b + 2u) * float(mn));
+    uint j = (i >> 5) & 7u, shift = (j & 3u) * 8u, sc[2], mn[2];
+    scales(b, sc, mn);
     uint q = load_u16(b + 16u + (j >> 1) * 32u + (i & 31u)) >> ((j & 1u) << 2);
-    return float2(fma(d, float(q & 15u), m), fma(d, float((q >> 8) & 15u), m));
+    return j < 4u ? pair(load_u32(b), sc[0] >> shift, mn[0] >> shift, q) : pair(load_u32(b), sc[1] >> shift, mn[1] >> shift, q);
+  }
+  // A whole block: i is a multiple of 256, plus 2 lane.
+  void turns(uint i, thread float2* out) const {
+    device const uchar* b = p + (i >> 8) * 144u;
+    uint odd = (i >> 5) & 1u, sc[2], mn[2], q[4];
+    uint both = load_u32(b);
+    for (uint t = 0u; t < 4u; ++t) q[t] = load_u16(b + 16u + 32u * t + (i & 31u)) >> (odd << 2);
+    scales(b, sc, mn);
+    for (uint t = 0u; t < 4u; ++t) {
+      uint shift = ((t & 1u) * 2u + odd) * 8u;
+      out[t] = pair(both, sc[t >> 1] >> shift, mn[t >> 1] >> shift, q[t]);
+    }
   }
   float at(uint i) const { return 0.0f * float(i); }
 };
@@ -115,6 +150,7 @@ struct DecQ2K {  // 84 bytes per 256: 16 (scale, min) nibble pairs, 64 bytes of 
     uint q = load_u16(b + 16u + (e >> 7) * 32u + (e & 31u)) >> (((e >> 5) & 3u) << 1);
     return float2(fma(d, float(q & 3u), m), fma(d, float((q >> 8) & 3u), m));
   }
+  DS4_FOUR_TURNS
   float at(uint i) const { return 0.0f * float(i); }
 };
 
@@ -157,6 +193,7 @@ struct DecIq2Xxs {
     float v = d * (c == 0u ? 8.0f : (c == 1u ? 25.0f : (c == 2u ? 43.0f : 0.0f)));
     return (sign & 1u) != 0u ? -v : v;
   }
+  DS4_FOUR_TURNS
   float at(uint i) const { return 0.0f * float(i); }
 };
 
@@ -224,7 +261,20 @@ template <class D, int R, int N>
 KERNEL_INLINE void row_segment(thread const D* w, device const float* x, thread const uint* at, uint begin, uint end, uint lane,
                                thread float2* acc) {
   for (int q = 0; q < R * N; ++q) acc[q] = float2(0.0f);
-  uint i = begin + 2u * lane;
+  uint i = begin + 2u * lane, whole = begin + ((end - begin) & ~255u);
+  for (; i < whole; i += 256u) {
+    float2 wv[R][4];
+    for (int r = 0; r < R; ++r) w[r].turns(i, wv[r]);
+    for (int j = 0; j < N; ++j) {
+      float2 xv[4];
+      for (uint t = 0u; t < 4u; ++t) xv[t] = load_pair(x + at[j] + i + 64u * t);
+      for (uint t = 0u; t < 4u; ++t)
+        for (int r = 0; r < R; ++r) {
+          acc[r * N + j].x = fma(wv[r][t].x, xv[t].x, acc[r * N + j].x);
+          acc[r * N + j].y = fma(wv[r][t].y, xv[t].y, acc[r * N + j].y);
+        }
+    }
+  }
   for (; i + 1u < end; i += 64u) {
     float2 wv[R];
     for (int r = 0; r < R; ++r) wv[r] = w[r].get(i);

@@ -134,13 +134,14 @@ void MetalBackend::moe(const MoeArgs& a) {
     constants.type = static_cast<int32_t>(table->w2.type);
     constants.type2 = static_cast<int32_t>(shared.w2.type);
     constants.flags = write != nullptr ? MOE_EXPAND : 0;
-    constexpr int kPer = MOE_DOWN_OUTPUTS * MOE_DOWN_SIMDGROUPS;
+    static_assert(MOE_DOWN_OUTPUTS * MOE_TILE == kLanes);
+    constexpr size_t kDownBytes = kPlanBytes + (MOE_MAX_PAIRS + MOE_TILE) * MOE_DOWN_OUTPUTS * sizeof(float);
     encode("moe_down", constants, down,
            {fixed(table->w2.data), fixed(table->w2.scale), fixed(table->w2.offsets), fixed(shared.w2.data), fixed(scales(shared.w2)),
             reads(a.mid, a.n * slots * f), reads(a.experts, a.n * k), writes(a.y, a.n * d),
             write != nullptr ? updates(write->stream, a.n * c * d) : absent(), write != nullptr ? reads(write->post, a.n * c) : absent(),
             write != nullptr ? reads(write->comb, a.n * c * c) : absent()},
-           Grid{(d + kPer - 1) / kPer}, MOE_DOWN_SIMDGROUPS * kLanes, kPlanBytes);
+           Grid{(d + MOE_DOWN_OUTPUTS - 1) / MOE_DOWN_OUTPUTS}, MOE_DOWN_SIMDGROUPS * kLanes, kDownBytes);
   });
 }
 
