@@ -92,6 +92,7 @@ KERNEL_INLINE void finish_mixes(constant HcReadParams& a, device const float* mi
     for (uint r = simdgroup; r <= a.mix_rows; r += simdgroups) {
       device const float* p = mixes + ulong(r) * a.segments * 64u + 2u * lane;
       float2 total = load_pair(p);
+#pragma unroll 4
       for (uint s = 1u; s < a.segments; ++s) total = total + load_pair(p + 64u * s);
       float sum = tree64(total);
       if (lane == 0u) z[r] = sum;
@@ -123,6 +124,7 @@ kernel void hc_read(constant HcReadParams& a [[buffer(0)]], device const float* 
   device const float* s = stream + ulong(i) * c * d;
   ulong mixes_at = ulong(i) * ((fc_flags & HC_MIXED) != 0 ? a.mix_rows : (a.mix_rows + 1u) * a.segments * 64u);
   finish_mixes(a, mixes + mixes_at, s, z, simdgroup, threads / 32u, lane);
+#pragma unroll 4
   for (uint k = tid; k < d; k += threads) flat[k] = collapsed(s, mix + i * c, k, c, d);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (simdgroup == 0u) {
@@ -131,6 +133,7 @@ kernel void hc_read(constant HcReadParams& a [[buffer(0)]], device const float* 
   }
   float r = inverse_rms(flat, d, a.norm_eps, scratch, tid, threads);
   device float* out = x + ulong(i) * d;
+#pragma unroll 4
   for (uint g = simdgroup; 32u * g < d; g += threads / 32u) {
     uint k = 32u * g + lane;
     float v = k < d ? rounded(norm[k] * (flat[k] * r)) : 0.0f;

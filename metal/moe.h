@@ -6,7 +6,8 @@
 #define MOE_MAX_TOP_K 8
 #define MOE_TILE 8          // tokens that share a stream of weights
 #define MOE_MAX_PAIRS 64    // MOE_TILE * MOE_MAX_TOP_K
-#define MOE_UP_OUTPUTS 32   // middle elements of a threadgroup: a quantiser group
+#define MOE_UP_OUTPUTS 32   // middle elements of a threadgroup, at most: a quantiser group
+#define MOE_UP_OUTPUTS_OF(quant) ((quant) != 0 ? 32u : 8u)  // without a quantiser: one a simdgroup
 #define MOE_UP_SIMDGROUPS 8
 #define MOE_DOWN_OUTPUTS 4  // of a threadgroup; times MOE_TILE they are the lanes of a simdgroup
 #define MOE_DOWN_SIMDGROUPS 8

@@ -154,8 +154,8 @@ kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* ga
   bool shared = (fc_flags & MOE_SHARED) != 0;
   uint at[MOE_TILE];
   for (uint j = 0u; j < uint(MOE_TILE); ++j) at[j] = (shared ? list[j] : list[j] / a.top_k) * a.hidden;
-  uint f0 = group.x * uint(MOE_UP_OUTPUTS);
-  for (uint o = simdgroup; o < uint(MOE_UP_OUTPUTS); o += uint(MOE_UP_SIMDGROUPS)) {
+  uint outputs = MOE_UP_OUTPUTS_OF(fc_quant), f0 = group.x * outputs;
+  for (uint o = simdgroup; o < outputs; o += uint(MOE_UP_SIMDGROUPS)) {
     uint f = f0 + o;
     if (f >= a.expert_dim) continue;
 #define DS4_UP(D)                                                              \
@@ -170,7 +170,8 @@ kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* ga
   uint f = f0 + lane;
   for (uint j = simdgroup; j < m; j += uint(MOE_UP_SIMDGROUPS)) {
     float value = 0.0f;
-    if (f < a.expert_dim) {
+    bool mine = lane < outputs && f < a.expert_dim;
+    if (mine) {
       float gv = results[2u * j * uint(MOE_UP_OUTPUTS) + lane], uv = results[(2u * j + 1u) * uint(MOE_UP_OUTPUTS) + lane];
       gv = gv > a.limit ? a.limit : gv;  // in this form NaN stays NaN
       uv = uv > a.limit ? a.limit : (uv < -a.limit ? -a.limit : uv);
@@ -181,7 +182,7 @@ kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* ga
     if (fc_quant != 0) value = quantised(value);
     uint slots = a.top_k + 1u;
     uint slot = shared ? list[j] * slots + a.top_k : list[j] / a.top_k * slots + list[j] % a.top_k;
-    if (f < a.expert_dim) mid[ulong(slot) * a.expert_dim + f] = value;
+    if (mine) mid[ulong(slot) * a.expert_dim + f] = value;
   }
 }
 

@@ -14,30 +14,36 @@ KERNEL_INLINE uint load_u32(device const uchar* p) { return *(device const uint*
 KERNEL_INLINE float f16_value(uint bits) { return float(as_type<half>(ushort(bits))); }
 KERNEL_INLINE float load_f16(device const uchar* p) { return f16_value(load_u16(p)); }
 
-// Four turns of a simdgroup, elements i .. i + 1 and the same 64, 128 and 192 further: loads first, so that many are on the way.
-#define DS4_FOUR_TURNS                                                     \
-  void turns(uint i, thread float2* out) const {                           \
-    for (uint t = 0u; t < 4u; ++t) out[t] = get(i + 64u * t);              \
-  }
+// turns(block, lane, out): four turns of a simdgroup, elements 256 block + 64 t + 2 lane and the next one. All that is read
+// lies at fixed distances from one place a lane, so that the loads of a block are all on the way before the first is used.
 
 struct DecF32 {
   device const float* p;
   float2 get(uint i) const { return load_pair(p + i); }
-  DS4_FOUR_TURNS
+  void turns(uint block, uint lane, thread float2* out) const {
+    device const float* q = p + ulong(block) * 256u + 2u * lane;
+    for (uint t = 0u; t < 4u; ++t) out[t] = load_pair(q + 64u * t);
+  }
   float at(uint i) const { return p[i]; }
 };
 
 struct DecF16 {
   device const half* p;
   float2 get(uint i) const { return float2(float(p[i]), float(p[i + 1u])); }
-  DS4_FOUR_TURNS
+  void turns(uint block, uint lane, thread float2* out) const {
+    device const half* q = p + ulong(block) * 256u + 2u * lane;
+    for (uint t = 0u; t < 4u; ++t) out[t] = float2(float(q[64u * t]), float(q[64u * t + 1u]));
+  }
   float at(uint i) const { return float(p[i]); }
 };
 
 struct DecBf16 {
   device const ushort* p;
   float2 get(uint i) const { return float2(at(i), at(i + 1u)); }
-  DS4_FOUR_TURNS
+  void turns(uint block, uint lane, thread float2* out) const {
+    device const ushort* q = p + ulong(block) * 256u + 2u * lane;
+    for (uint t = 0u; t < 4u; ++t) out[t] = float2(as_type<float>(uint(q[64u * t]) << 16), as_type<float>(uint(q[64u * t + 1u]) << 16));
+  }
   float at(uint i) const { return as_type<float>(uint(p[i]) << 16); }
 };
 
@@ -56,7 +62,20 @@ struct DecFp8 {
     float s = scale_256(scale[i >> 5]);
     return float2(e4m3_scaled(p[i], s), e4m3_scaled(p[i + 1u], s));
   }
-  DS4_FOUR_TURNS
+  void turns(uint block, uint lane, thread float2* out) const {
+    device const uchar* q = p + ulong(block) * 256u + 2u * lane;
+    device const uchar* s = scale + ulong(block) * 8u + (lane >> 4);
+    uint code[8], exponent[4];
+    for (uint t = 0u; t < 4u; ++t) {
+      code[2u * t] = q[64u * t];
+      code[2u * t + 1u] = q[64u * t + 1u];
+      exponent[t] = s[2u * t];
+    }
+    for (uint t = 0u; t < 4u; ++t) {
+      float s256 = scale_256(exponent[t]);
+      out[t] = float2(e4m3_scaled(code[2u * t], s256), e4m3_scaled(code[2u * t + 1u], s256));
+    }
+  }
   float at(uint i) const { return e4m3_scaled(p[i], scale_256(scale[i >> 5])); }
 };
 
@@ -73,7 +92,19 @@ struct DecFp4Row {
     uint b = p[i >> 1];
     return float2(e2m1(b & 15u) * s, e2m1(b >> 4) * s);
   }
-  DS4_FOUR_TURNS
+  void turns(uint block, uint lane, thread float2* out) const {
+    device const uchar* q = p + ulong(block) * 128u + lane;
+    device const uchar* s = scale + ulong(block) * 8u + (lane >> 4);
+    uint both[4], exponent[4];
+    for (uint t = 0u; t < 4u; ++t) {
+      both[t] = q[32u * t];
+      exponent[t] = s[2u * t];
+    }
+    for (uint t = 0u; t < 4u; ++t) {
+      float e = ds4_e8m0(exponent[t]);
+      out[t] = float2(e2m1(both[t] & 15u) * e, e2m1(both[t] >> 4) * e);
+    }
+  }
   float at(uint i) const { return 0.0f * float(i); }  // columns are a multiple of 32
 };
 
@@ -86,7 +117,20 @@ struct DecMxfp4 {  // 17 bytes per 32: e8m0, then 16 low nibbles and 16 high nib
     uint shift = (i & 16u) >> 2;
     return float2(e2m1((uint(q[0]) >> shift) & 15u) * s, e2m1((uint(q[1]) >> shift) & 15u) * s);
   }
-  DS4_FOUR_TURNS
+  void turns(uint block, uint lane, thread float2* out) const {
+    device const uchar* b = p + ulong(block) * 136u + (lane >> 4) * 17u;
+    device const uchar* q = b + 1u + (2u * lane & 15u);
+    uint shift = (lane & 8u) >> 1, first[4], second[4], exponent[4];
+    for (uint t = 0u; t < 4u; ++t) {
+      exponent[t] = b[34u * t];
+      first[t] = q[34u * t];
+      second[t] = q[34u * t + 1u];
+    }
+    for (uint t = 0u; t < 4u; ++t) {
+      float e = ds4_e8m0(exponent[t]);
+      out[t] = float2(e2m1((first[t] >> shift) & 15u) * e, e2m1((second[t] >> shift) & 15u) * e);
+    }
+  }
   float at(uint i) const { return 0.0f * float(i); }
 };
 
@@ -98,15 +142,26 @@ struct DecQ8_0 {  // 34 bytes per 32: f16 scale, 32 int8
     uint v = load_u16(b + 2u + (i & 31u));
     return float2(d * float(int(v << 24) >> 24), d * float(int(v << 16) >> 24));
   }
-  DS4_FOUR_TURNS
+  void turns(uint block, uint lane, thread float2* out) const {
+    device const uchar* b = p + ulong(block) * 272u + (lane >> 4) * 34u;
+    device const uchar* q = b + 2u + (2u * lane & 31u);
+    uint scale[4], v[4];
+    for (uint t = 0u; t < 4u; ++t) {
+      scale[t] = load_u16(b + 68u * t);
+      v[t] = load_u16(q + 68u * t);
+    }
+    for (uint t = 0u; t < 4u; ++t) {
+      float d = f16_value(scale[t]);
+      out[t] = float2(d * float(int(v[t] << 24) >> 24), d * float(int(v[t] << 16) >> 24));
+    }
+  }
   float at(uint i) const { return 0.0f * float(i); }
 };
 
 struct DecQ4K {  // 144 bytes per 256: f16 d, f16 dmin, 8 six-bit (scale, min) in 12 bytes, 128 bytes of nibbles
   device const uchar* p;
   // Scales and mins of a block's eight groups: bytes of low and high; group j is byte j & 3 of sc[j >> 2] and mn[j >> 2].
-  void scales(device const uchar* b, thread uint* sc, thread uint* mn) const {
-    uint low = load_u32(b + 4u), mid = load_u32(b + 8u), high = load_u32(b + 12u);
+  void unpack(uint low, uint mid, uint high, thread uint* sc, thread uint* mn) const {
     sc[0] = low & 0x3f3f3f3fu;
     mn[0] = mid & 0x3f3f3f3fu;
     sc[1] = (high & 0x0f0f0f0fu) | ((low >> 2) & 0x30303030u);
@@ -120,20 +175,20 @@ struct DecQ4K {  // 144 bytes per 256: f16 d, f16 dmin, 8 six-bit (scale, min) i
   float2 get(uint i) const {
     device const uchar* b = p + (i >> 8) * 144u;
     uint j = (i >> 5) & 7u, shift = (j & 3u) * 8u, sc[2], mn[2];
-    scales(b, sc, mn);
+    unpack(load_u32(b + 4u), load_u32(b + 8u), load_u32(b + 12u), sc, mn);
     uint q = load_u16(b + 16u + (j >> 1) * 32u + (i & 31u)) >> ((j & 1u) << 2);
     return j < 4u ? pair(load_u32(b), sc[0] >> shift, mn[0] >> shift, q) : pair(load_u32(b), sc[1] >> shift, mn[1] >> shift, q);
   }
-  // A whole block: i is a multiple of 256, plus 2 lane.
-  void turns(uint i, thread float2* out) const {
-    device const uchar* b = p + (i >> 8) * 144u;
-    uint odd = (i >> 5) & 1u, sc[2], mn[2], q[4];
-    uint both = load_u32(b);
-    for (uint t = 0u; t < 4u; ++t) q[t] = load_u16(b + 16u + 32u * t + (i & 31u)) >> (odd << 2);
-    scales(b, sc, mn);
+  void turns(uint block, uint lane, thread float2* out) const {
+    device const uchar* b = p + ulong(block) * 144u;
+    device const uchar* codes = b + 16u + (2u * lane & 31u);
+    uint4 head = *(device const uint4*)b;  // d and dmin, then the 12 bytes of scales
+    uint odd = lane >> 4, sc[2], mn[2], q[4];
+    for (uint t = 0u; t < 4u; ++t) q[t] = load_u16(codes + 32u * t);
+    unpack(head.y, head.z, head.w, sc, mn);
     for (uint t = 0u; t < 4u; ++t) {
       uint shift = ((t & 1u) * 2u + odd) * 8u;
-      out[t] = pair(both, sc[t >> 1] >> shift, mn[t >> 1] >> shift, q[t]);
+      out[t] = pair(head.x, sc[t >> 1] >> shift, mn[t >> 1] >> shift, q[t] >> (odd << 2));
     }
   }
   float at(uint i) const { return 0.0f * float(i); }
@@ -150,7 +205,9 @@ struct DecQ2K {  // 84 bytes per 256: 16 (scale, min) nibble pairs, 64 bytes of 
     uint q = load_u16(b + 16u + (e >> 7) * 32u + (e & 31u)) >> (((e >> 5) & 3u) << 1);
     return float2(fma(d, float(q & 3u), m), fma(d, float((q >> 8) & 3u), m));
   }
-  DS4_FOUR_TURNS
+  void turns(uint block, uint lane, thread float2* out) const {
+    for (uint t = 0u; t < 4u; ++t) out[t] = get(256u * block + 64u * t + 2u * lane);
+  }
   float at(uint i) const { return 0.0f * float(i); }
 };
 
@@ -193,7 +250,9 @@ struct DecIq2Xxs {
     float v = d * (c == 0u ? 8.0f : (c == 1u ? 25.0f : (c == 2u ? 43.0f : 0.0f)));
     return (sign & 1u) != 0u ? -v : v;
   }
-  DS4_FOUR_TURNS
+  void turns(uint block, uint lane, thread float2* out) const {
+    for (uint t = 0u; t < 4u; ++t) out[t] = get(256u * block + 64u * t + 2u * lane);
+  }
   float at(uint i) const { return 0.0f * float(i); }
 };
 
@@ -261,13 +320,15 @@ template <class D, int R, int N>
 KERNEL_INLINE void row_segment(thread const D* w, device const float* x, thread const uint* at, uint begin, uint end, uint lane,
                                thread float2* acc) {
   for (int q = 0; q < R * N; ++q) acc[q] = float2(0.0f);
-  uint i = begin + 2u * lane, whole = begin + ((end - begin) & ~255u);
-  for (; i < whole; i += 256u) {
+  uint first = begin >> 8, blocks = (end - begin) >> 8;  // segments begin at multiples of 256
+#pragma unroll 2
+  for (uint b = first; b < first + blocks; ++b) {
     float2 wv[R][4];
-    for (int r = 0; r < R; ++r) w[r].turns(i, wv[r]);
+    for (int r = 0; r < R; ++r) w[r].turns(b, lane, wv[r]);
     for (int j = 0; j < N; ++j) {
+      device const float* xb = x + at[j] + ulong(b) * 256u + 2u * lane;
       float2 xv[4];
-      for (uint t = 0u; t < 4u; ++t) xv[t] = load_pair(x + at[j] + i + 64u * t);
+      for (uint t = 0u; t < 4u; ++t) xv[t] = load_pair(xb + 64u * t);
       for (uint t = 0u; t < 4u; ++t)
         for (int r = 0; r < R; ++r) {
           acc[r * N + j].x = fma(wv[r][t].x, xv[t].x, acc[r * N + j].x);
@@ -275,6 +336,7 @@ KERNEL_INLINE void row_segment(thread const D* w, device const float* x, thread 
         }
     }
   }
+  uint i = begin + 256u * blocks + 2u * lane;
   for (; i + 1u < end; i += 64u) {
     float2 wv[R];
     for (int r = 0; r < R; ++r) wv[r] = w[r].get(i);

@@ -45,7 +45,7 @@ void MetalBackend::moe_up(const MoeArgs& a, const ExpertTable& table, const MoeG
                  s_.swiglu_limit,
                  static_cast<uint32_t>(groups.pairs_at)};
   constexpr size_t kUpBytes = 2 * MOE_TILE * MOE_UP_OUTPUTS * sizeof(float) + kPlanBytes;
-  const int64_t blocks = (f + MOE_UP_OUTPUTS - 1) / MOE_UP_OUTPUTS;
+  const int64_t outputs = MOE_UP_OUTPUTS_OF(quant_), blocks = (f + outputs - 1) / outputs;
   Constants constants;
   constants.rows = tile_rows(a.n);
   // The two write different slots of mid. For the hazard tracking they share it out as one float and the rest: no barrier
