@@ -92,6 +92,7 @@ kernel void attend_scores(
     const uint t1 = t + 1 < b.n ? t + 1 : t;
     float2 sum0[ATTEND_HEADS], sum1[ATTEND_HEADS];
     for (uint h = 0; h < ATTEND_HEADS; ++h) sum0[h] = sum1[h] = float2(0.0f, 0.0f);
+#pragma unroll 4
     for (uint k = 2 * lane; k < hd; k += 64) {
       const float2 v0 = row_pair(a, caches, b, t, k), v1 = row_pair(a, caches, b, t1, k);
       for (uint h = 0; h < ATTEND_HEADS; ++h) {
@@ -151,6 +152,7 @@ kernel void attend_values(
   for (uint block = 0; block < a.blocks; ++block) {
     const BlockRows b = block_rows(a, n_more, i, block);
     threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll 4
     for (uint t = tid; t < b.n * (ATTEND_SLICE / 2); t += ATTEND_THREADS) {
       const uint row = t / (ATTEND_SLICE / 2), at = 2 * (t % (ATTEND_SLICE / 2));
       if (k0 + at < hd) ((threadgroup float2*)rows)[t] = row_pair(a, caches, b, row, k0 + at);
@@ -172,6 +174,7 @@ kernel void attend_values(
     if (real && b.n > 0 && k < hd) {
       if (started) out = float2(out.x * alpha, out.y * alpha);
       started = true;
+#pragma unroll 8
       for (uint t = 0; t < b.n; ++t) {
         const float2 v = ((threadgroup const float2*)rows)[t * (ATTEND_SLICE / 2) + lane];
         out.x = fma(p[t], v.x, out.x);

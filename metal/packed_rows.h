@@ -5,13 +5,13 @@
 KERNEL_INLINE float e4m3_256th(uint code) {
   uint mag = code & 0x7fu;
   float normal = as_type<float>((mag << 20) + (112u << 23));
-  float small = float(int(mag)) * 7.62939453125e-6f;  // 2^-17
+  float small = small_uint(mag) * 7.62939453125e-6f;  // 2^-17
   return as_type<float>(as_type<uint>(mag < 8u ? small : normal) | ((code & 0x80u) << 24));
 }
 
 // The magnitudes 0 1 2 3 4 6 8 12 of twice an e2m1 value are the nibbles of one word.
 KERNEL_INLINE float e2m1_twice(uint code) {
-  float mag = float(int((0xc8643210u >> ((code & 7u) * 4u)) & 15u));
+  float mag = small_uint((0xc8643210u >> ((code & 7u) * 4u)) & 15u);
   return as_type<float>(as_type<uint>(mag) | ((code & 8u) << 28));
 }
 

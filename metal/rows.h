@@ -14,6 +14,10 @@ KERNEL_INLINE uint load_u32(device const uchar* p) { return *(device const uint*
 KERNEL_INLINE float f16_value(uint bits) { return float(as_type<half>(ushort(bits))); }
 KERNEL_INLINE float load_f16(device const uchar* p) { return f16_value(load_u16(p)); }
 
+// Small integers as floats by way of the mantissa, exact: conversions are slow on GPUs.
+KERNEL_INLINE float small_uint(uint v) { return as_type<float>(0x4b000000u | v) - 8388608.0f; }                   // below 2^23
+KERNEL_INLINE float signed_byte(uint v) { return as_type<float>(0x4b000000u | ((v & 255u) ^ 128u)) - 8388736.0f; }  // its low byte
+
 // turns(block, lane, out): four turns of a simdgroup, elements 256 block + 64 t + 2 lane and the next one. All that is read
 // lies at fixed distances from one place a lane, so that the loads of a block are all on the way before the first is used.
 
@@ -80,7 +84,7 @@ struct DecFp8 {
 };
 
 KERNEL_INLINE float e2m1(uint code) {
-  float m = 0.5f * float(ds4_e2m1_twice(code & 7u));
+  float m = 0.5f * small_uint((0xc8643210u >> ((code & 7u) * 4u)) & 15u);  // the nibbles are twice the magnitudes
   return as_type<float>(as_type<uint>(m) | ((code & 8u) << 28));
 }
 
@@ -140,7 +144,7 @@ struct DecQ8_0 {  // 34 bytes per 32: f16 scale, 32 int8
     device const uchar* b = p + (i >> 5) * 34u;
     float d = load_f16(b);
     uint v = load_u16(b + 2u + (i & 31u));
-    return float2(d * float(int(v << 24) >> 24), d * float(int(v << 16) >> 24));
+    return float2(d * signed_byte(v), d * signed_byte(v >> 8));
   }
   void turns(uint block, uint lane, thread float2* out) const {
     device const uchar* b = p + ulong(block) * 272u + (lane >> 4) * 34u;
@@ -152,7 +156,7 @@ struct DecQ8_0 {  // 34 bytes per 32: f16 scale, 32 int8
     }
     for (uint t = 0u; t < 4u; ++t) {
       float d = f16_value(scale[t]);
-      out[t] = float2(d * float(int(v[t] << 24) >> 24), d * float(int(v[t] << 16) >> 24));
+      out[t] = float2(d * signed_byte(v[t]), d * signed_byte(v[t] >> 8));
     }
   }
   float at(uint i) const { return 0.0f * float(i); }
@@ -168,9 +172,9 @@ struct DecQ4K {  // 144 bytes per 256: f16 d, f16 dmin, 8 six-bit (scale, min) i
     mn[1] = ((high >> 4) & 0x0f0f0f0fu) | ((mid >> 2) & 0x30303030u);
   }
   float2 pair(uint both, uint sc, uint mn, uint q) const {
-    float d = f16_value(both & 0xffffu) * float(sc & 255u);
-    float m = -(f16_value(both >> 16) * float(mn & 255u));
-    return float2(fma(d, float(q & 15u), m), fma(d, float((q >> 8) & 15u), m));
+    float d = f16_value(both & 0xffffu) * small_uint(sc & 255u);
+    float m = -(f16_value(both >> 16) * small_uint(mn & 255u));
+    return float2(fma(d, small_uint(q & 15u), m), fma(d, small_uint((q >> 8) & 15u), m));
   }
   float2 get(uint i) const {
     device const uchar* b = p + (i >> 8) * 144u;
