@@ -2,9 +2,8 @@
 
     generate_cuda.py OUTPUT_FOLDER FILE.metal...
 
-Writes one text a family (family.cu, which nvcc also compiles by itself) and kernels.cpp with the table of all kernels. The
-run-time compiler gets a family's text with -DDS4_ONLY_<kernel>, the function constants as -DDS4_CONSTANT_<i>, and
--DDS4_THREADS=<threads of a threadgroup>.
+Writes one text a family (family.cu) and kernels.cpp with the table of all kernels. The run-time compiler gets the text
+of a family with -DDS4_ONLY_<kernel>, function constants as -DDS4_CONSTANT_<i>, and -DDS4_THREADS=<threads>.
 """
 
 from __future__ import annotations
@@ -16,9 +15,11 @@ from pathlib import Path
 import generate
 from generate import CONSTANT, EXPORT, HERE, KEPT, SCALARS, Kernel, Param, Refused, Text
 
-BUILT_INS = {"index": "ds4_index()", "lane": "(ds4_index() & 31u)", "simd": "(ds4_index() >> 5)", "n_simd": "ds4_simdgroups()",
-             "in_grid": "ds4_in_grid()", "in_group": "ds4_triple(threadIdx)", "group": "ds4_triple(blockIdx)",
-             "group_size": "ds4_triple(blockDim)", "groups": "ds4_triple(gridDim)", "grid": "ds4_grid()"}  # fmt: skip
+BUILT_INS = {
+    "index": "ds4_index()", "lane": "(ds4_index() & 31u)", "simd": "(ds4_index() >> 5)", "n_simd": "ds4_simdgroups()",
+    "in_grid": "ds4_in_grid()", "in_group": "ds4_triple(threadIdx)", "group": "ds4_triple(blockIdx)",
+    "group_size": "ds4_triple(blockDim)", "groups": "ds4_triple(gridDim)", "grid": "ds4_grid()",
+}  # fmt: skip
 PRELUDE = (HERE.parent / "csrc/cuda/msl.h", HERE / "compat.h")
 
 
@@ -58,7 +59,11 @@ def entry(k: Kernel) -> str:
             gives.append(f"{any_kind(p)}{{ds4_threadgroup + t{p.index}}}")
         else:
             gives.append(built_in(p))
-    shared = "extern __shared__ __align__(16) char ds4_threadgroup[]; " if any(p.attribute == "threadgroup" for p in k.params) else ""
+    shared = (
+        "extern __shared__ __align__(16) char ds4_threadgroup[]; "
+        if any(p.attribute == "threadgroup" for p in k.params)
+        else ""
+    )
     call = f"{k.function}<{k.arguments}>" if k.arguments else k.function
     only = f"ds4_{k.host}"
     return (f'extern "C" __global__ void __launch_bounds__(DS4_THREADS) {only}({", ".join(takes)}) '
@@ -88,7 +93,9 @@ def family(text: Text) -> tuple[str, list[Kernel]]:
         out += [f"#if defined(DS4_ALL) || defined(DS4_ONLY_{k.host})", entry(k), "#endif"]
     unset = [f"#ifndef DS4_CONSTANT_{m[3]}\n#define DS4_CONSTANT_{m[3]} 0\n#endif" for m in CONSTANT.finditer(code)]
     prelude = "\n".join(path.read_text(encoding="utf-8") for path in PRELUDE)
-    return "\n".join(["// Generated from metal/. Do not edit.", *unset, prelude, "namespace metal {", *out, "}", ""]), kernels
+    return "\n".join(
+        ["// Generated from metal/. Do not edit.", *unset, prelude, "namespace metal {", *out, "}", ""]
+    ), kernels
 
 
 def table(families: list[tuple[str, str, list[Kernel]]]) -> str:
@@ -99,10 +106,13 @@ def table(families: list[tuple[str, str, list[Kernel]]]) -> str:
             text = ", ".join(f"{{Param::{kind}, {index}}}" for kind, index in params)
             rows.append(f'    {{"{k.host}", {i}, {{{text}}}}},\n')
     texts = ",\n".join(f'{{"{name}",\n{generate.literal(text)}}}' for name, text, _ in families)
-    return ('// Generated from metal/. Do not edit.\n#include "cuda/kernels.h"\nnamespace ds4::cuda {\n'
-            f"const std::vector<Text>& texts() {{\n  static const std::vector<Text> all = {{\n{texts}}};\n  return all;\n}}\n"
-            f"const std::vector<Kernel>& kernels() {{\n  static const std::vector<Kernel> all = {{\n{''.join(rows)}  }};\n"
-            "  return all;\n}\n}\n")  # fmt: skip
+    return (
+        '// Generated from metal/. Do not edit.\n#include "cuda/kernels.h"\nnamespace ds4::cuda {\n'
+        "const std::vector<Text>& texts() {\n  static const std::vector<Text> all = {\n"
+        f"{texts}}};\n  return all;\n}}\n"
+        "const std::vector<Kernel>& kernels() {\n  static const std::vector<Kernel> all = {\n"
+        f"{''.join(rows)}  }};\n  return all;\n}}\n}}\n"
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -16,7 +16,9 @@ from tests.ops.support import ISAS, OPS, same_bits
 STANDIN: Any = getattr(_ext, "standin", None)
 ORDERS = ("forward", "reverse", "shuffled")
 CUDA = STANDIN is None and not _ext.device_missing("cuda")
-needs_standin = pytest.mark.skipif(STANDIN is None and not CUDA, reason="this build has no stand-in for Metal, and no GPU")
+needs_standin = pytest.mark.skipif(
+    STANDIN is None and not CUDA, reason="this build has no stand-in for Metal, and no GPU"
+)
 
 
 def _arrays(result: Any) -> list[np.ndarray]:

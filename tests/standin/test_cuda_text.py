@@ -1,4 +1,4 @@
-"""The kernels translated to CUDA: NVIDIA's compiler takes every one. Running them needs an NVIDIA GPU (tests marked gpu)."""
+"""The kernels translated to CUDA: NVIDIA's compiler takes every one. Running them needs an NVIDIA GPU (both.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = sorted((ROOT / "metal").glob("*.metal"))
-OPTIONS = ["-std=c++17", "-default-device", "--fmad=false", "--ftz=true", "--prec-div=true", "--prec-sqrt=true", "-DDS4_ALL"]
+OPTIONS = [
+    "-std=c++17",
+    "-default-device",
+    "--fmad=false",
+    "--ftz=true",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "-DDS4_ALL",
+]
 
 
 def compiler() -> ctypes.CDLL | None:
@@ -65,7 +73,9 @@ def test_the_compile_test_can_fail(texts: Path) -> None:
     nvrtc = compiler()
     if nvrtc is None:
         pytest.skip("no libnvrtc: pip install nvidia-cuda-nvrtc")
-    source = (texts / f"{FAMILIES[0].stem}.cu").read_text() + '\nextern "C" __global__ void wrong() { metal::nothing(); }\n'
+    source = (
+        texts / f"{FAMILIES[0].stem}.cu"
+    ).read_text() + '\nextern "C" __global__ void wrong() { metal::nothing(); }\n'
     assert "nothing" in compile_text(nvrtc, source, "--gpu-architecture=sm_90")
 
 
@@ -83,4 +93,7 @@ def test_every_exported_kernel_has_an_entry(texts: Path) -> None:
 @pytest.mark.parametrize("file", ["driver", "device", "queue"])
 def test_the_host_side_compiles(file: str) -> None:
     include = [f"-I{ROOT / d}" for d in ("csrc", "metal", "csrc/metal_standin/include")]
-    subprocess.run(["c++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *include, ROOT / f"csrc/cuda/{file}.cpp"], check=True)
+    subprocess.run(
+        ["c++", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *include, ROOT / f"csrc/cuda/{file}.cpp"],
+        check=True,
+    )

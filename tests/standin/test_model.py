@@ -89,7 +89,8 @@ def test_the_ledger_counts_the_same_bytes() -> None:
             session.step([5, 6])
             ledger = session.ledger()
             assert ledger.complete
-            tables.append({(row.op, row.layer): (row.bytes, row.dispatches) for row in ledger.rows})
+            rows = [row for row in ledger.rows if row.op != "engram_io"]  # what the disk gave depends on the cache
+            tables.append({(row.op, row.layer): (row.bytes, row.dispatches) for row in rows})
     assert tables[0] == tables[1] and len(tables[0]) > 50
 
 

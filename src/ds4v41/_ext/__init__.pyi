@@ -158,8 +158,10 @@ class Model:
     def engram(self) -> Engram:
         """Engram, or None."""
 
-def metal_missing() -> str:
-    """Why there is no Metal back end; empty when there is one."""
+def device_missing(backend: str) -> str:
+    """
+    Why there is no back end of this name (metal, cuda); empty when there is one.
+    """
 
 def metal_counters() -> dict:
     """
