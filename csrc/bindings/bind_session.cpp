@@ -154,6 +154,8 @@ void bind_session(nb::module_& m) {
       .def("close", &SessionHandle::close)
       .def_prop_ro("closed", &SessionHandle::closed)
       .def_prop_ro("position", with([](Session& s) { return s.state().position(); }))
+      .def_prop_ro("ready", with([](Session& s) { return s.state().ready(); }),
+                   "Are all window rows there that the next step reads? Not after a long prefill that stopped early.")
       .def_prop_ro("lowest", with([](Session& s) { return s.state().lowest(); }))
       .def_prop_ro("context", with([](Session& s) { return s.state().context(); }))
       .def_prop_ro("chunk", with([](Session& s) { return s.chunk(); }))

@@ -359,6 +359,8 @@ class Session:
         """A mark of the present position. `truncate(mark)` comes back to it with the same bits, however far the
         session went on, unless it went back below the mark in between."""
         self.drop_ahead()
+        if not self._ext.ready:
+            self._ext.clear_cancel()  # tokens will run: a cancel() that came too late for the last call is not meant
         return self._ext.mark()
 
     def truncate(self, to: int | Mark) -> None:

@@ -249,6 +249,9 @@ class Session:
     def position(self) -> int: ...
 
     @property
+    def ready(self) -> bool: ...
+
+    @property
     def lowest(self) -> int: ...
 
     @property
@@ -282,9 +285,6 @@ class Session:
         """
         Benchmarks only: random caches and tokens up to an even position, in an empty session.
         """
-
-    @property
-    def ready(self) -> bool: ...
 
     def encoder_kept(self, position: int) -> bool:
         """Are the encoder's window rows at this earlier position kept?"""
