@@ -90,7 +90,7 @@ def test_wrong_usage_is_2(call: Any, args: tuple[str, ...]) -> None:
         (("generate", PROMPT, "-m", "/nowhere/at/all"), "/nowhere/at/all: no such file or folder"),
         (("generate", "--file", "/nowhere/prompt.txt"), "/nowhere/prompt.txt: No such file or directory"),
         (("generate", PROMPT, "--context", "4", "--max-tokens", "2"), "leaves no room in the context of 4"),
-        (("generate", PROMPT, "--backend", "cuda"), "cuda is not in this version"),
+        (("generate", PROMPT, "--backend", "cuda"), "this build has no cuda back end"),
         (("inspect", "/nowhere"), "/nowhere: no such file or folder"),
         (("verify", "/nowhere.json"), "/nowhere.json: no such manifest"),
         (("convert", str(RELEASED), "out.gguf"), "only dry_run=True is possible"),

@@ -166,6 +166,12 @@ def _add_verify(commands: Any) -> None:
     parser.add_argument("--trace", action="store_true", help="name the first operation and layer that differ")
     parser.add_argument("--threads", type=int, metavar="N", help="worker threads (default: all cores)")
     parser.add_argument("--backend", default="auto", metavar="NAME", help="auto, cpu, cpu/avx2, cpu/plain, ...")
+    parser.add_argument(
+        "--mac-day", metavar="REPORT",
+        help="check a device (--backend, default metal) against the CPU, measure it, write everything to this file",
+    )  # fmt: skip
+    parser.add_argument("--model", metavar="PATH", help="with --mac-day: a model to measure, e.g. of ds4v41 synth")
+    parser.add_argument("--contexts", metavar="N,...", help="with --mac-day: depths to measure")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

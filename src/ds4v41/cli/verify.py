@@ -14,6 +14,10 @@ FAILED = 1
 
 def run(args: Namespace) -> int:
     """0 when every fixture gave the recorded bits (or was recorded, with --update)."""
+    if args.mac_day is not None:
+        return _mac_day(args)
+    if args.model is not None or args.contexts is not None:
+        raise UsageError("verify: --model and --contexts go with --mac-day")
     if args.update and args.trace:
         raise UsageError("verify: --trace compares and --update records (the trace too): give one of them")
     manifests = [read_manifest(path) for path in find_manifests(args.manifests)]
@@ -34,6 +38,25 @@ def run(args: Namespace) -> int:
         ]
         print_json({"ok": ok, "manifests": listed})
     return 0 if ok else FAILED
+
+
+def _mac_day(args: Namespace) -> int:
+    if args.manifests or args.update or args.trace or args.threads is not None:
+        raise UsageError("verify: --mac-day runs checks of its own; it takes --backend, --model, --contexts and --json")
+    from .. import macday
+
+    try:
+        contexts = macday.CONTEXTS if args.contexts is None else tuple(int(n) for n in args.contexts.split(","))
+    except ValueError:
+        raise UsageError(f"verify: --contexts: expected numbers with commas between, found {args.contexts!r}") from None
+    backend = "metal" if args.backend == "auto" else args.backend
+    say = (lambda line: None) if args.json else (lambda line: print(line, flush=True))
+    report = macday.run(args.mac_day, backend=backend, model=args.model, contexts=contexts, say=say)
+    if args.json:
+        print_json(report)
+    else:
+        print(f"{'ok' if report['ok'] else 'DIFFERS'}: the report is in {args.mac_day}")
+    return 0 if report["ok"] else FAILED
 
 
 def _print(manifest: Manifest, result: FixtureResult, update: bool) -> None:
