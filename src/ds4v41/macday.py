@@ -29,6 +29,8 @@ from .verify import Verifier
 CONTEXTS = (8192, 62_000, 131_072, 300_000, 1_000_000)
 _MODES = ("bf16", "fp8", "fp32")
 _PROMPT = "def fibonacci(n):"
+_PREFILLED, _STEPPED, _DRAWN = 200, 20, 60
+"""Rows of a prompt in one piece, steps behind it, tokens of a drafted text."""
 
 Say = Callable[[str], None]
 
@@ -80,7 +82,7 @@ def _bits(backend: str, say: Say) -> dict[str, list[str]]:
     texts = []
     for name in ("cpu", backend):
         with Model.open(backend=name) as one, one.session(512, drafter=Drafter.open(None, one)) as session:
-            texts.append(session.generate(_PROMPT, max_tokens=60, temperature=0.7, seed=1).finish().tokens)
+            texts.append(session.generate(_PROMPT, max_tokens=_DRAWN, temperature=0.7, seed=1).finish().tokens)
     if texts[0] != texts[1]:
         at = next(i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b)
         found["drafts"].append(f"drafted text differs from token {at} on")
@@ -89,15 +91,16 @@ def _bits(backend: str, say: Say) -> dict[str, list[str]]:
 
 
 def _different_rows(cpu: Model, device: Model) -> str:
-    """A prompt of 200 tokens in one piece and 20 steps: where the first logits differ, or nothing."""
-    ids = np.random.default_rng(5).integers(10, cpu.config.vocab_size, 220).astype(np.int32)
+    """A prompt in one piece and steps behind it: where the first logits differ, or nothing."""
+    n = _PREFILLED + _STEPPED
+    ids = np.random.default_rng(5).integers(10, cpu.config.vocab_size, n).astype(np.int32)
     rows = []
     for model in (cpu, device):
         with model.session(256) as session:
-            first = session.prefill(ids[:200], logits="all")
-            rows.append(np.concatenate([first, *(session.step(ids[i : i + 1]) for i in range(200, 220))]))
+            first = session.prefill(ids[:_PREFILLED], logits="all")
+            rows.append(np.concatenate([first, *(session.step(ids[i : i + 1]) for i in range(_PREFILLED, n))]))
     wrong = np.flatnonzero((rows[0].view(np.uint32) != rows[1].view(np.uint32)).any(axis=1))
-    return f"{len(wrong)} of 220 rows, the first at position {wrong[0]}" if len(wrong) else ""
+    return f"{len(wrong)} of {n} rows, the first at position {wrong[0]}" if len(wrong) else ""
 
 
 # ---- time ----------------------------------------------------------------------------------------------------------
@@ -107,7 +110,7 @@ def _times(path: Path, backend: str, contexts: Sequence[int], steps: int, say: S
     out: dict[str, Any] = {"depth": [], "prefill": []}
     with Model.open(path, backend=backend) as device:
         for context in contexts:
-            size = min(context, device.config.max_position_embeddings - 4 * steps) & ~1
+            size = min(context, device.config.max_position_embeddings - 8 * steps - 64) & ~1
             row = _at_depth(device, size, steps)
             out["depth"].append(row)
             say(f"{size:>9,} tokens: {row['tok_s']:.2f} tokens/s, six rows {row['six_rows']:.2f} steps")
@@ -127,7 +130,7 @@ def _counts() -> dict[str, int]:
 def _at_depth(model: Model, context: int, steps: int) -> dict[str, Any]:
     rng = np.random.default_rng(7)
     tokens = rng.integers(10, model.config.vocab_size, steps + 6)
-    with model.session(context + 4 * steps, retain=256) as session:
+    with model.session(context + 8 * steps + 64, retain=256) as session:
         fill(session, context)
         session.step([int(tokens[0])])
         before, one = _counts(), []
