@@ -9,7 +9,8 @@ add_custom_command(
           ${CMAKE_SOURCE_DIR}/metal/generate_cuda.py ${CMAKE_SOURCE_DIR}/csrc/cuda/msl.h
   COMMENT "Translating the Metal kernels to CUDA" VERBATIM)
 file(GLOB cuda_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/csrc/cuda/*.cpp)
-add_library(ds4_cuda STATIC ${cuda_sources} ${CMAKE_SOURCE_DIR}/csrc/metal_standin/foundation.cpp ${generated}/kernels.cpp
+add_library(ds4_cuda STATIC ${cuda_sources} ${CMAKE_SOURCE_DIR}/csrc/metal_standin/foundation.cpp
+            ${CMAKE_SOURCE_DIR}/csrc/metal_standin/shared.cpp ${generated}/kernels.cpp
             ${generated}/sources.cpp)
 target_link_libraries(ds4_cuda PUBLIC ds4_core ${CMAKE_DL_LIBS})
 target_include_directories(ds4_cuda PUBLIC ${CMAKE_SOURCE_DIR}/csrc/metal_standin/include)

@@ -145,35 +145,6 @@ SharedEvent* Device::newSharedEvent() { return new SharedEvent; }
 
 // All memory is resident here.
 ResidencySet* Device::newResidencySet(const ResidencySetDescriptor*, NS::Error**) { return new ResidencySet; }
-void ResidencySet::addAllocation(const Allocation* allocation) {
-  auto* a = const_cast<Allocation*>(allocation);
-  a->add_reference();
-  pending_.push_back(a);
-}
-void ResidencySet::removeAllocation(const Allocation* allocation) {
-  for (auto* list : {&pending_, &committed_}) {
-    const auto gone = std::find(list->begin(), list->end(), allocation);
-    if (gone == list->end()) continue;
-    (*gone)->drop_reference();
-    list->erase(gone);
-  }
-}
-bool ResidencySet::containsAllocation(const Allocation* allocation) {
-  return std::find(committed_.begin(), committed_.end(), allocation) != committed_.end();
-}
-void ResidencySet::commit() {
-  committed_.insert(committed_.end(), pending_.begin(), pending_.end());
-  pending_.clear();
-}
-uint64_t ResidencySet::allocatedSize() const {
-  uint64_t bytes = 0;
-  for (const Allocation* a : committed_) bytes += a->allocatedSize();
-  return bytes;
-}
-ResidencySet::~ResidencySet() {
-  for (auto* list : {&pending_, &committed_})
-    for (Allocation* a : *list) a->drop_reference();
-}
 
 // ---------------------------------------------------------------- libraries
 
@@ -216,12 +187,6 @@ NS::Array* Library::functionNames() const {
 
 Function::Function(std::shared_ptr<const State> state)
     : name_(NS::String::alloc()->init(state->kernel->name, NS::UTF8StringEncoding)), state_(std::move(state)) {}
-
-void FunctionConstantValues::setConstantValue(const void* value, DataType type, NS::UInteger index) {
-  uint32_t bits = 0;
-  std::memcpy(&bits, value, type == DataTypeBool ? 1 : 4);
-  values_.push_back({index, type, bits});
-}
 
 ds4::cuda::Function Function::State::compiled(unsigned threads) const {
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -84,38 +84,6 @@ void Resource::setLabel(const NS::String* label) { label_ = NS::RetainPtr(const_
 SharedEvent* Device::newSharedEvent() { return new SharedEvent; }
 ResidencySet* Device::newResidencySet(const ResidencySetDescriptor*, NS::Error**) { return new ResidencySet; }
 
-void ResidencySet::addAllocation(const Allocation* allocation) {
-  auto* a = const_cast<Allocation*>(allocation);
-  a->add_reference();
-  pending_.push_back(a);
-}
-void ResidencySet::removeAllocation(const Allocation* allocation) {
-  for (auto* list : {&pending_, &committed_})
-    for (size_t i = 0; i < list->size(); ++i)
-      if ((*list)[i] == allocation) {
-        (*list)[i]->drop_reference();
-        list->erase(list->begin() + static_cast<long>(i--));
-      }
-}
-bool ResidencySet::containsAllocation(const Allocation* allocation) {
-  for (const Allocation* a : committed_)
-    if (a == allocation) return true;
-  return false;
-}
-void ResidencySet::commit() {
-  committed_.insert(committed_.end(), pending_.begin(), pending_.end());
-  pending_.clear();
-}
-uint64_t ResidencySet::allocatedSize() const {
-  uint64_t bytes = 0;
-  for (const Allocation* a : committed_) bytes += a->allocatedSize();
-  return bytes;
-}
-ResidencySet::~ResidencySet() {
-  for (auto* list : {&pending_, &committed_})
-    for (Allocation* a : *list) a->drop_reference();
-}
-
 // ---------------------------------------------------------------- libraries
 
 Library* Device::newLibrary(const NS::String* source, const CompileOptions* options, NS::Error** error) {
@@ -171,12 +139,6 @@ NS::Array* Library::functionNames() const {
 
 Function::Function(std::shared_ptr<const State> state)
     : name_(NS::String::alloc()->init(state->entry.kernel->name, NS::UTF8StringEncoding)), state_(std::move(state)) {}
-
-void FunctionConstantValues::setConstantValue(const void* value, DataType type, NS::UInteger index) {
-  uint32_t bits = 0;
-  std::memcpy(&bits, value, type == DataTypeBool ? 1 : 4);
-  values_.push_back({index, type, bits});
-}
 
 ComputePipelineState* Device::newComputePipelineState(const Function* function, NS::Error** error) {
   if (function == nullptr) {
