@@ -20,7 +20,9 @@ from . import _ext
 from .atomic import write_atomically
 from .bench.common import environment, interval, median
 from .bench.model import fill
+from .checks import positive_int
 from .drafter import Drafter
+from .errors import OptionError
 from .ledger import Ledger
 from .manifest import find_manifests, read_manifest
 from .model import Model
@@ -46,7 +48,13 @@ def run(
 ) -> dict[str, Any]:
     """Check and measure `backend`; write everything to the file `report` and return it. `ok` says whether every bit was
     the CPU's. Raises BackendError when there is no such back end here."""
-    with Model.open(backend=backend) as nano:  # refused before anything runs
+    where = Path(report).expanduser()  # what is wrong is said before minutes pass
+    if not where.parent.is_dir():
+        raise OptionError(f"report: {where.parent} is no folder; name a file in one that exists")
+    if model is not None and not Path(model).expanduser().exists():
+        raise OptionError(f"model: {model}: no such file or folder")
+    contexts = [positive_int("contexts", n, 2) for n in contexts]
+    with Model.open(backend=backend) as nano:
         result: dict[str, Any] = environment(nano.threads, backend) | {"system": platform.platform(), "ok": False}
     result["bits"] = _bits(backend, say)
     result["ok"] = not any(result["bits"].values())
@@ -54,7 +62,7 @@ def run(
         result["model"] = str(model)
         result |= _times(Path(model).expanduser(), backend, contexts, steps, say)
         result["ok"] = result["ok"] and result["same_logits_on_model"]
-    write_atomically(Path(report).expanduser(), json.dumps(result, indent=1) + "\n")
+    write_atomically(where, json.dumps(result, indent=1) + "\n")
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ds4v41 import BackendError, _ext, macday
+from ds4v41 import BackendError, OptionError, _ext, macday
 from ds4v41.cli import main
 from ds4v41.manifest import read_manifest
 
@@ -89,3 +89,11 @@ def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["verify", "--model", "x.gguf"]) == 2
     assert main(["verify", "--mac-day", "r.json", "--trace"]) == 2
     assert main(["verify", "--mac-day", "r.json", "--contexts", "many"]) == 2
+
+
+def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    for wrong in ({"contexts": (64, -5)}, {"model": tmp_path / "none.gguf"}, {"report": tmp_path / "no" / "r.json"}):
+        with pytest.raises(OptionError):
+            macday.run(**({"report": report} | wrong))
+    assert not report.exists()
