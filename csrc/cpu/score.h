@@ -99,22 +99,30 @@ inline bool has_byte_dots() {
   return has;
 }
 
-// Query codes in the order of the keys (even elements of 8, then odd ones), and the start values [heads][dim / 32].
-inline void byte_query(const int8_t* codes, int heads, int dim, int32_t* quads, int32_t* start) {
-  for (int h = 0; h < heads; ++h) {
-    const int8_t* q = codes + h * dim;
-    for (int g = 0; g < dim / 32; ++g) {
+// What four heads bring to a group of 32 elements, in the order in which the kernel below reads it: one stream of them.
+struct ByteQuery {
+  int32_t quads[8][4];  // four codes of a head, in the order of the keys: even elements of 8, then odd ones
+  int32_t start[4];
+  float scales[4];
+};
+
+// heads is a multiple of 4; out: [heads / 4][dim / 32].
+inline void byte_query(const int8_t* codes, const float* scales, int heads, int dim, ByteQuery* out) {
+  const int groups = dim / 32;
+  for (int h = 0; h < heads; ++h)
+    for (int g = 0; g < groups; ++g) {
+      const int8_t* q = codes + (h * groups + g) * 32;
+      ByteQuery& to = out[(h / 4) * groups + g];
       int32_t sum = 0;
-      for (int i = 0; i < 32; ++i) sum += q[g * 32 + i];
-      start[h * (dim / 32) + g] = -kByteKeyBias * sum;
-    }
-    for (int c = 0; c < dim / 8; ++c)
-      for (int odd = 0; odd < 2; ++odd) {
+      for (int i = 0; i < 32; ++i) sum += q[i];
+      to.start[h % 4] = -kByteKeyBias * sum;
+      to.scales[h % 4] = scales[h * groups + g];
+      for (int j = 0; j < 8; ++j) {
         int8_t four[4];
-        for (int i = 0; i < 4; ++i) four[i] = q[8 * c + 2 * i + odd];
-        std::memcpy(quads + (h * (dim / 8) + c) * 2 + odd, four, 4);
+        for (int i = 0; i < 4; ++i) four[i] = q[8 * (j / 2) + 2 * i + j % 2];
+        std::memcpy(&to.quads[j][h % 4], four, 4);
       }
-  }
+    }
 }
 
 // Sixteen dwords of each of sixteen rows, turned: out[c] holds dword c of all rows.
@@ -176,49 +184,62 @@ DS4_INLINE __m512 bf16_numbers(__m512 x) {
   return _mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// Four heads at a time, from integers to what they add to the score; heads is a multiple of 4. Where values are rounded,
-// weights are bf16 numbers. relu comes before the rounding, which changes nothing and leaves no NaN to round.
-template <bool kRound>
+// Four heads at a time for kBlocks x 16 keys, from integers to what they add to the scores; heads is a multiple of 4. Two
+// blocks of keys share each number of the query: a machine with one wide load a cycle (Zen 4) waits for those otherwise.
+// Where values are rounded, weights are bf16 numbers. relu comes before the rounding, which changes nothing and leaves no
+// NaN to round; nor does it tell a sum that began with zero from one that began with its first term, which may be -0.
+template <bool kRound, int kBlocks>
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))) void score_byte_heads(
-    KeyBlock keys, const int32_t* quads, const int32_t* start, const float* scales, const float* weights, int heads, int dim, float* total) {
+    const KeyBlock* keys, const ByteQuery* query, const float* weights, int heads, int dim, float* total) {
   const int groups = dim / 32;
-  __m512 sum = _mm512_setzero_ps();
+  __m512 sum[kBlocks];
+  for (int b = 0; b < kBlocks; ++b) sum[b] = _mm512_setzero_ps();
   for (int h = 0; h < heads; h += 4) {
-    __m512 d[4];
-    for (int g = 0; g < groups; ++g) {
-      __m512i acc[4];
-      for (int x = 0; x < 4; ++x) acc[x] = _mm512_set1_epi32(start[(h + x) * groups + g]);
+    __m512 d[kBlocks][4];
+    for (int b = 0; b < kBlocks; ++b)
+      for (int x = 0; x < 4; ++x) d[b][x] = _mm512_setzero_ps();
+    for (int g = 0; g < groups; ++g, ++query) {
+      __m512i acc[kBlocks][4];
+      for (int x = 0; x < 4; ++x)
+        for (int b = 0; b < kBlocks; ++b) acc[b][x] = _mm512_set1_epi32(query->start[x]);
       for (int j = 0; j < 8; ++j) {
-        const __m512i key = _mm512_loadu_si512(keys.pairs + (g * 8 + j) * kScoreRows);
-        for (int x = 0; x < 4; ++x)
-          acc[x] = _mm512_dpbusd_epi32(acc[x], key, _mm512_set1_epi32(quads[((h + x) * groups + g) * 8 + j]));
+        __m512i key[kBlocks];
+        for (int b = 0; b < kBlocks; ++b) key[b] = _mm512_loadu_si512(keys[b].pairs + (g * 8 + j) * kScoreRows);
+        for (int x = 0; x < 4; ++x) {
+          const __m512i quad = _mm512_set1_epi32(query->quads[j][x]);
+          for (int b = 0; b < kBlocks; ++b) acc[b][x] = _mm512_dpbusd_epi32(acc[b][x], key[b], quad);
+        }
       }
-      const __m512 ks = _mm512_loadu_ps(keys.scales + g * kScoreRows);
-      for (int x = 0; x < 4; ++x) {
-        const __m512 t = _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(acc[x]), _mm512_set1_ps(scales[(h + x) * groups + g])), ks);
-        d[x] = g == 0 ? t : _mm512_add_ps(d[x], t);
+      for (int b = 0; b < kBlocks; ++b) {
+        const __m512 ks = _mm512_loadu_ps(keys[b].scales + g * kScoreRows);
+        for (int x = 0; x < 4; ++x)
+          d[b][x] = _mm512_add_ps(
+              d[b][x], _mm512_mul_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(acc[b][x]), _mm512_set1_ps(query->scales[x])), ks));
       }
     }
     for (int x = 0; x < 4; ++x) {
-      const __m512 positive = _mm512_max_ps(d[x], _mm512_setzero_ps());  // NaN gives the second operand
       const __m512 w = _mm512_set1_ps(weights[h + x]);
-      if constexpr (kRound)
-        sum = _mm512_add_ps(sum, bf16_numbers(_mm512_mul_ps(bf16_numbers(positive), w)));
-      else
-        sum = _mm512_add_ps(sum, _mm512_mul_ps(positive, w));
+      for (int b = 0; b < kBlocks; ++b) {
+        const __m512 positive = _mm512_max_ps(d[b][x], _mm512_setzero_ps());  // NaN gives the second operand
+        if constexpr (kRound)
+          sum[b] = _mm512_add_ps(sum[b], bf16_numbers(_mm512_mul_ps(bf16_numbers(positive), w)));
+        else
+          sum[b] = _mm512_add_ps(sum[b], _mm512_mul_ps(positive, w));
+      }
     }
   }
-  _mm512_storeu_ps(total, sum);
+  for (int b = 0; b < kBlocks; ++b) _mm512_storeu_ps(total + b * kScoreRows, sum[b]);
 }
 
-inline void score_byte_keys(KeyBlock keys, const int32_t* quads, const int32_t* start, const float* scales,
-                            const float* weights, int heads, int dim, bool round, float* out) {
-  float total[kScoreRows];
+// Scores of kBlocks x 16 keys.
+template <int kBlocks>
+void score_byte_keys(const KeyBlock* keys, const ByteQuery* query, const float* weights, int heads, int dim, bool round, float* out) {
+  float total[kBlocks * kScoreRows];
   if (round)
-    score_byte_heads<true>(keys, quads, start, scales, weights, heads, dim, total);
+    score_byte_heads<true, kBlocks>(keys, query, weights, heads, dim, total);
   else
-    score_byte_heads<false>(keys, quads, start, scales, weights, heads, dim, total);
-  for (int e = 0; e < kScoreRows; ++e) out[e] = round ? ds4_bf16(total[e]) : total[e];
+    score_byte_heads<false, kBlocks>(keys, query, weights, heads, dim, total);
+  for (int e = 0; e < kBlocks * kScoreRows; ++e) out[e] = round ? ds4_bf16(total[e]) : total[e];
 }
 #endif
 

@@ -23,15 +23,17 @@ struct Carver {
 
 // The query of one row, as the scoring kernels read it.
 struct Query {
-  int32_t* pairs;  // [heads][dim / 2] of int16, or [heads][dim / 4] of int8
-  int32_t* start;  // [heads][dim / 32]
+  int32_t* pairs;  // [heads][dim / 2] of int16
+#if defined(DS4_ISA_AVX512)
+  ByteQuery* bytes;  // [heads / 4][dim / 32], instead of pairs and scales
+#endif
   const float* scales;
   const float* weights;
 };
 
 // What scoring a run of entries needs, for each worker.
 struct ScoreScratch {
-  KeyBlock keys;
+  KeyBlock keys[2];
 };
 
 // What choosing among the scores of one row needs.
@@ -46,14 +48,18 @@ struct RowScratch {
 Query carve_query(Carver& c, int heads, int dim) {
   Query q{};
   q.pairs = c.take<int32_t>(static_cast<size_t>(heads) * dim / 2);
-  q.start = c.take<int32_t>(static_cast<size_t>(heads) * dim / 32);
+#if defined(DS4_ISA_AVX512)
+  q.bytes = c.take<ByteQuery>(static_cast<size_t>(heads) / 4 * dim / 32);
+#endif
   return q;
 }
 
 ScoreScratch carve_score(Carver& c, int dim) {
   ScoreScratch s{};
-  s.keys.pairs = c.take<int32_t>(static_cast<size_t>(dim) / 2 * kScoreRows);
-  s.keys.scales = c.take<float>(static_cast<size_t>(dim) / 32 * kScoreRows);
+  for (KeyBlock& keys : s.keys) {
+    keys.pairs = c.take<int32_t>(static_cast<size_t>(dim) / 2 * kScoreRows);
+    keys.scales = c.take<float>(static_cast<size_t>(dim) / 32 * kScoreRows);
+  }
   return s;
 }
 
@@ -100,7 +106,7 @@ struct Selection {
     q.scales = a.scales + i * heads * (dim / 32);
     q.weights = a.weights + i * heads;
 #if defined(DS4_ISA_AVX512)
-    if (bytes) return byte_query(codes, heads, dim, q.pairs, q.start);
+    if (bytes) return byte_query(codes, q.scales, heads, dim, q.bytes);
 #endif
     for (int p = 0; p < heads * dim / 2; ++p) {
       const uint32_t lo = static_cast<uint16_t>(static_cast<int16_t>(codes[2 * p]));
@@ -108,21 +114,37 @@ struct Selection {
     }
   }
 
+  const uint8_t* row_of(const int32_t* entries, int64_t j) const { return a.index_rows + (some() ? entries[j] : j) * row_bytes; }
+
+  // The rows of the admitted entries j .. j + 15, as many of them as lie before j1; returns how many. Those two blocks on
+  // are fetched: two cores that read rows as they need them wait for memory a fifth of the time.
+  int rows_at(const int32_t* entries, int64_t j, int64_t j1, const uint8_t** rows) const {
+    const int c = j1 - j < kScoreRows ? static_cast<int>(j1 - j) : kScoreRows;
+    for (int e = 0; e < c; ++e) rows[e] = row_of(entries, j + e);
+    for (int64_t e = j + 2 * kScoreRows; e < j + 3 * kScoreRows && e < j1; ++e) __builtin_prefetch(row_of(entries, e));
+    return c;
+  }
+
   // Scores of the admitted entries j0 .. j1 - 1 (j0 a multiple of 16); writes up to 15 scores more.
   void score(const Query& q, const int32_t* entries, int64_t j0, int64_t j1, const ScoreScratch& t, float* scores) const {
-    for (int64_t j = j0; j < j1; j += kScoreRows) {
-      const int c = j1 - j < kScoreRows ? static_cast<int>(j1 - j) : kScoreRows;
-      const uint8_t* rows[kScoreRows];
-      for (int e = 0; e < c; ++e) rows[e] = a.index_rows + (some() ? entries[j + e] : j + e) * row_bytes;
+    const uint8_t* rows[kScoreRows];
+    int64_t j = j0;
 #if defined(DS4_ISA_AVX512)
-      if (bytes) {
-        load_byte_keys(rows, c, dim, t.keys);
-        score_byte_keys(t.keys, q.pairs, q.start, q.scales, q.weights, heads, dim, round, scores + j);
-        continue;
+    if (bytes) {
+      for (; j1 - j > kScoreRows; j += 2 * kScoreRows) {
+        for (int b = 0; b < 2; ++b) load_byte_keys(rows, rows_at(entries, j + b * kScoreRows, j1, rows), dim, t.keys[b]);
+        score_byte_keys<2>(t.keys, q.bytes, q.weights, heads, dim, round, scores + j);
       }
+      if (j < j1) {
+        load_byte_keys(rows, rows_at(entries, j, j1, rows), dim, t.keys[0]);
+        score_byte_keys<1>(t.keys, q.bytes, q.weights, heads, dim, round, scores + j);
+      }
+      return;
+    }
 #endif
-      load_keys(table, rows, c, dim, t.keys);
-      score_keys(t.keys, q.pairs, q.scales, q.weights, heads, dim, round, scores + j);
+    for (; j < j1; j += kScoreRows) {
+      load_keys(table, rows, rows_at(entries, j, j1, rows), dim, t.keys[0]);
+      score_keys(t.keys[0], q.pairs, q.scales, q.weights, heads, dim, round, scores + j);
     }
   }
 

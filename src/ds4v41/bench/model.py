@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -49,35 +50,46 @@ class _Roof:
         return _PIECE / wall / 1e9, _PIECE / cpu / 1e9
 
 
-def _steps(session: Session, roof: _Roof, threads: int, steps: int) -> dict[str, Any]:
-    """Single-token steps with reads between them; the ledger runs."""
-    rng = np.random.default_rng(7)
-    tokens = rng.integers(10, session.model.config.vocab_size, steps + 2)
-    session.step([int(tokens[0])])  # pages of scratch
-    session._ext.start_ledger()
-    walls, cpus, reads = [], [], []
-    for token in tokens[1 : steps + 1]:
-        reads.append(roof.sample())
+class _Stepper:
+    """One session's single-token steps, its times beside plain reads; the ledger runs."""
+
+    def __init__(self, session: Session, seed: int = 7) -> None:
+        self.session, self._rng = session, np.random.default_rng(seed)
+        self.walls: list[float] = []
+        self.cpus: list[float] = []
+        self.reads: list[tuple[float, float]] = []
+        session.step([self._token()])  # pages of scratch
+        session._ext.start_ledger()
+
+    def _token(self) -> int:
+        return int(self._rng.integers(10, self.session.model.config.vocab_size))
+
+    def step(self, roof: _Roof) -> None:
+        self.reads.append(roof.sample())
+        token = self._token()
         wall, cpu = time.perf_counter(), time.process_time()
-        session.step([int(token)])
-        walls.append(time.perf_counter() - wall)
-        cpus.append((time.process_time() - cpu) / threads)
-    roof_cpu, roof_wall = median([r[1] for r in reads]), median([r[0] for r in reads])
-    ledger = Ledger.from_ext(session._ext.ledger(), roof_wall)
-    ledger.require_complete()
-    nbytes = ledger.bytes / ledger.runs
-    return {
-        "roof_gb_s": roof_cpu,
-        "roof_wall_gb_s": roof_wall,
-        "bytes_per_step": nbytes,
-        "gb_s": nbytes / median(cpus) / 1e9,
-        "share": nbytes / median(cpus) / 1e9 / roof_cpu,
-        "wall_share": nbytes / median(walls) / 1e9 / roof_wall,
-        "tok_s": 1.0 / median(walls),
-        "cpu_tok_s": 1.0 / median(cpus),
-        "experts_touched": ledger.experts_touched,
-        "ledger": ledger,
-    }
+        self.session.step([token])
+        self.walls.append(time.perf_counter() - wall)
+        self.cpus.append((time.process_time() - cpu) / self.session.model.threads)
+
+    def result(self) -> dict[str, Any]:
+        """Medians; `ledger` too."""
+        roof_wall, roof_cpu = (median([r[i] for r in self.reads]) for i in (0, 1))
+        ledger = Ledger.from_ext(self.session._ext.ledger(), roof_wall)
+        ledger.require_complete()
+        nbytes = ledger.bytes / ledger.runs
+        return {
+            "roof_gb_s": roof_cpu,
+            "roof_wall_gb_s": roof_wall,
+            "bytes_per_step": nbytes,
+            "gb_s": nbytes / median(self.cpus) / 1e9,
+            "share": nbytes / median(self.cpus) / 1e9 / roof_cpu,
+            "wall_share": nbytes / median(self.walls) / 1e9 / roof_wall,
+            "tok_s": 1.0 / median(self.walls),
+            "cpu_tok_s": 1.0 / median(self.cpus),
+            "experts_touched": ledger.experts_touched,
+            "ledger": ledger,
+        }
 
 
 def decode(
@@ -90,7 +102,10 @@ def decode(
         roof = _Roof(model.threads)
         with model.session(context + steps + 8, retain=256) as session:
             fill(session, context)
-            result = _steps(session, roof, model.threads, steps)
+            stepper = _Stepper(session)
+            for _ in range(steps):
+                stepper.step(roof)
+            result = stepper.result()
         return environment(model.threads, model.backend) | {"model": str(path or "nano"), "context": context} | result
 
 
@@ -98,20 +113,29 @@ def depth(
     path: str | os.PathLike[str] | None = None,
     *,
     contexts: Sequence[int] = (8192, 62_000, 131_072, 300_000, 1_000_000),
-    steps: int = 9,
+    steps: int = 15,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Decode rate at several contexts of one resident model; `rate` is relative to the first one (CPU time)."""
-    results: list[dict[str, Any]] = []
-    with Model.open(path, threads=threads) as model:
+    """Decode rate at several contexts of one resident model. A session of every context is open at once and they take
+    turns, a step each, so that they see the same machine; `rate` is relative to the first context, the median of the
+    ratios turn by turn (CPU time)."""
+    with Model.open(path, threads=threads) as model, ExitStack() as stack:
         _warm(model)
         roof = _Roof(model.threads)
+        steppers: list[tuple[int, _Stepper]] = []
         for context in contexts:
             size = min(context, model.config.max_position_embeddings - steps - 8) & ~1
-            with model.session(size + steps + 8, retain=256) as session:
-                fill(session, size)
-                item = {"context": size} | _steps(session, roof, model.threads, steps)
-            item["rate"] = item["cpu_tok_s"] / (results[0]["cpu_tok_s"] if results else item["cpu_tok_s"])
+            session = stack.enter_context(model.session(size + steps + 8, retain=256))
+            fill(session, size)
+            steppers.append((size, _Stepper(session)))
+        for _ in range(steps):
+            for _, stepper in steppers:
+                stepper.step(roof)
+        first = steppers[0][1].cpus
+        results: list[dict[str, Any]] = []
+        for size, stepper in steppers:
+            item = {"context": size} | stepper.result()
+            item["rate"] = median([a / b for a, b in zip(first, stepper.cpus, strict=True)])
             ledger = item.pop("ledger")
             item["ms_by_op"] = {r.op: 1e3 * r.seconds / ledger.runs for r in ledger.by_op()}
             results.append(item)
