@@ -112,7 +112,11 @@ def test_bench_of_a_model(slice_path: Path) -> None:
     assert result["context"] == 100 and result["gb_s"] > 0 and result["ledger"].complete
     depths = bench.depth(slice_path, contexts=(50, 200), steps=2)["results"]
     assert [d["context"] for d in depths] == [50, 200] and depths[0]["rate"] == 1.0
-    assert bench.prefill(slice_path, tokens=(40,))["results"][0]["tok_s"] > 0
+    prompts = bench.prefill(slice_path, tokens=(40,), behind=(0, 100))["results"]
+    assert [p["behind"] for p in prompts] == [0, 100] and all(p["tok_s"] > 0 for p in prompts)
+    for tokens, behind in ((0, 0), (40, 1), (40, -2), (40, 1 << 40)):
+        with pytest.raises(OptionError, match="even number"):
+            bench.prefill(slice_path, tokens=(tokens,), behind=(behind,))
 
 
 def test_ab_compares_outputs(slice_path: Path) -> None:

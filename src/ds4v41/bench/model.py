@@ -10,11 +10,13 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from .. import _ext
+from ..errors import OptionError
 from ..ledger import Ledger
 from ..model import Model
 from ..session import Session
@@ -146,15 +148,24 @@ def prefill(
     path: str | os.PathLike[str] | None = None,
     *,
     tokens: Sequence[int] = (512, 2048),
+    behind: Sequence[int] = (0,),
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Prefill rate for prompts of several lengths, from an empty session; time by operation."""
+    """Prefill rate for prompts of several lengths, each behind so many random tokens; time by operation."""
     results = []
     with Model.open(path, threads=threads) as model:
         _warm(model)
         rng = np.random.default_rng(3)
-        for n in tokens:
-            with model.session(n + 8, retain=256, chunk=min(n, 2048)) as session:
+        longest = model.config.max_position_embeddings
+        for n, before in product(tokens, behind):
+            if n < 1 or before < 0 or before % 2 or n + before + 8 > longest:
+                raise OptionError(
+                    f"prefill: expected 1 or more tokens behind an even number of tokens, {longest - 8} in all, "
+                    f"found {n} behind {before}"
+                )
+            with model.session(before + n + 8, retain=256, chunk=min(n, 2048)) as session:
+                if before:
+                    fill(session, before)
                 ids = rng.integers(10, model.config.vocab_size, n).astype(np.int32)
                 session._ext.start_ledger()
                 wall, cpu = time.perf_counter(), time.process_time()
@@ -164,6 +175,7 @@ def prefill(
                 results.append(
                     {
                         "context": n,
+                        "behind": before,
                         "chunk": session.chunk,
                         "tok_s": n / wall,
                         "cpu_tok_s": n / cpu,

@@ -49,7 +49,10 @@ def _measure(args: Namespace) -> dict[str, Any]:
         return bench.depth(
             args.model, steps=args.steps, threads=args.threads, **({"contexts": contexts} if contexts else {})
         )
-    return bench.prefill(args.model, threads=args.threads, **({"tokens": contexts} if contexts else {}))
+    lengths: dict[str, Any] = {"tokens": contexts} if contexts else {}
+    if args.behind:
+        lengths["behind"] = _numbers("behind", args.behind)
+    return bench.prefill(args.model, threads=args.threads, **lengths)
 
 
 def _probe(args: Namespace) -> dict[str, Any]:

@@ -210,7 +210,8 @@ def _add_bench_speed(commands: Any) -> None:
     for name, summary in _SPEED.items():
         parser = _command(commands, name, "bench_speed", summary)
         parser.set_defaults(what=name)
-        parser.add_argument("--threads", type=int, metavar="N", help="worker threads (default: all cores)")
+        if name not in ("select", "ab"):  # one thread; a side's own option
+            parser.add_argument("--threads", type=int, metavar="N", help="worker threads (default: all cores)")
         if name in ("roof", "ops"):
             parser.add_argument("--gib", type=float, default=4.0, metavar="G", help="memory to touch (default 4)")
             parser.add_argument("--small-pages", action="store_true", help="without huge pages")
@@ -221,6 +222,8 @@ def _add_bench_speed(commands: Any) -> None:
             parser.add_argument("-m", "--model", metavar="PATH", help="a GGUF file or official folder (default nano)")
         if name in ("decode", "depth", "prefill"):
             parser.add_argument("--context", metavar="N,N", help="position, positions, or prompt lengths")
+        if name == "prefill":
+            parser.add_argument("--behind", metavar="N,N", help="random tokens in front of the prompt (default 0)")
         if name in ("decode", "depth"):
             parser.add_argument("--steps", type=int, default=20, metavar="N", help="steps (default 20)")
         if name == "decode":
