@@ -147,6 +147,7 @@ void Engram::prepare(const Ticket& ticket, bool inside_pool) {
 void Engram::look_up(const Ticket& ticket, std::vector<int32_t>& missing) {
   const auto& wanted = ticket->wanted();
   std::vector<uint8_t> row(static_cast<size_t>(table(ticket->table()).row_bytes()));
+  missing.reserve(wanted.size());
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (cache_.get(key_of(ticket->table(), wanted[i].row), row.data()))
       ticket->deliver(wanted[i], row.data());
