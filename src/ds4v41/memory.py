@@ -76,8 +76,8 @@ def plan_session(
     """Bytes of a session and the chunk (rows of one prefill run) that fits beside them.
 
     Working memory grows with the chunk. It may take a quarter of what is free; of a chunk that nobody asked for (None)
-    the activations also keep to a thirty-second of weights and caches. threads: workers of a CPU back end, each of which
-    has working memory of its own; 0 for a device.
+    the activations also keep to a thirty-second of weights and caches. threads: workers of a CPU back end, each of
+    which has working memory of its own; 0 for a device.
     """
     shape = shape_of(config)
     available = available_memory()
