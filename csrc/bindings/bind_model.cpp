@@ -230,7 +230,8 @@ void bind_model(nb::module_& m) {
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
   m.def(
       "memory_plan",
-      [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk, int extra_windows) {
+      [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk, int extra_windows,
+         int threads) {
         const Shape s = shape_from(shape);
         const CacheBytes b = cache_bytes(s, context, retain, chunk, extra_windows);
         nb::dict d;
@@ -239,10 +240,13 @@ void bind_model(nb::module_& m) {
         d["pending"] = b.pending;
         d["scratch"] = static_cast<int64_t>(lay_out(s, parse_activations(activations), chunk, 1, nullptr, nullptr)) +
                        feed_bytes(s, chunk);
+        d["working"] = cpu::working_bytes(s, chunk, context, threads);
         return d;
       },
       nb::arg("shape"), nb::arg("activations"), nb::arg("context"), nb::arg("retain"), nb::arg("chunk"),
-      nb::arg("extra_windows") = 0, "Bytes of a session: caches reserved for the whole context, scratch of one chunk.");
+      nb::arg("extra_windows") = 0, nb::arg("threads") = 0,
+      "Bytes of a session: caches reserved for the whole context, scratch of one chunk, and what operations on the CPU take "
+      "beside it with so many worker threads (0: none).");
   m.def(
       "rope",
       [](const nb::dict& shape, bool yarn, int64_t first, int n) {

@@ -25,6 +25,10 @@ Backend* CpuBackend::sibling(const Shape& shape) const {
   return new CpuBackend(shape, quant_ ? Activations::fp8 : (round_ ? Activations::bf16 : Activations::fp32), *pool_);
 }
 
+size_t CpuBackend::working_bytes() const {
+  return sizeof(float) * (scratch_floats_ * static_cast<size_t>(pool_->n_threads()) + temp_floats_);
+}
+
 void* CpuBackend::alloc(size_t bytes) { return map_zeroed(bytes); }
 void CpuBackend::free(void* p, size_t bytes) { unmap(p, bytes); }
 

@@ -17,6 +17,7 @@ class CpuBackend final : public Backend {
   void free(void* p, size_t bytes) override;
   bool remappable() const override { return true; }
   const char* name() const override;
+  size_t working_bytes() const override;
   Backend* sibling(const Shape& shape) const override;
   void wait() override {}  // every operation is done when it returns
   void submit() override {}
@@ -63,6 +64,9 @@ class CpuBackend final : public Backend {
     if (!parallel_for(*pool_, poll_, n, f)) throw_cancelled();
   }
   [[noreturn]] static void throw_cancelled();
+
+  void engram_slice(const EngramArgs& a, int64_t first, int n);
+  void index_slice(const IndexQueryArgs& a, int64_t first, int n);
 
   float* scratch(int worker) { return scratch_ + worker * static_cast<int64_t>(scratch_floats_); }
   void need_scratch(size_t floats);     // per worker

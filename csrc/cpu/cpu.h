@@ -20,4 +20,8 @@ std::unique_ptr<Backend> make_backend(const std::string& isa, const Shape& shape
 
 const Ops& ops(const std::string& isa);
 
+// Bytes that the operations of a back end need at most for runs of `rows` up to `context` tokens, beside alloc(); none
+// for 0 threads.
+int64_t working_bytes(const Shape& shape, int64_t rows, int64_t context, int n_threads);
+
 }  // namespace ds4::cpu

@@ -1,6 +1,7 @@
 // engram: rows from the table, one projection to keys and a value, gated add to every stream.
 #include "cpu/backend.h"
 #include "cpu/row_ops.h"
+#include "cpu/slices.h"
 
 namespace ds4::cpu::DS4_ISA {
 
@@ -14,26 +15,34 @@ float gate_dot(const float* h, const float* qw, const float* kw, const float* ke
 
 }  // namespace
 
+// In slices: what the table gives for a whole chunk, unpacked and projected, would be a gigabyte.
 void CpuBackend::engram(const EngramArgs& a) {
+  for (int64_t first = 0; first < a.n; first += kSliceRows)
+    engram_slice(a, first, static_cast<int>(a.n - first < kSliceRows ? a.n - first : kSliceRows));
+}
+
+void CpuBackend::engram_slice(const EngramArgs& a, int64_t first, int n) {
   const int c = s_.n_streams, d = s_.hidden, columns = s_.engram_columns, dim = s_.engram_dim;
   const int width = columns * dim, row_bytes = s_.engram_row_bytes(), kv = (c + 1) * d;
-  float* x = need_temp(static_cast<size_t>(a.n) * (width + kv));
-  float* projected = x + static_cast<size_t>(a.n) * width;
-  loop(a.n, [&](int64_t i, int) {
+  const uint8_t* rows = a.rows + first * columns * row_bytes;
+  float* stream = a.stream + first * c * d;
+  float* x = need_temp(static_cast<size_t>(n) * (width + kv));
+  float* projected = x + static_cast<size_t>(n) * width;
+  loop(n, [&](int64_t i, int) {
     float* xi = x + i * width;
     for (int col = 0; col < columns; ++col)
-      unpack_window_row(a.rows + (i * columns + col) * static_cast<int64_t>(row_bytes), dim, xi + col * dim);
+      unpack_window_row(rows + (i * columns + col) * static_cast<int64_t>(row_bytes), dim, xi + col * dim);
     if (quant_) fake_q8(xi, width);
   });
-  linear(a.w->wkv, XRows{x, width, nullptr}, a.n, projected, kv, round_);
+  linear(a.w->wkv, XRows{x, width, nullptr}, n, projected, kv, round_);
   need_scratch(static_cast<size_t>(d));
   const float inv_sqrt_d = 1.0f / DS4_SQRT(static_cast<float>(d));
-  loop(a.n, [&](int64_t i, int worker) {
+  loop(n, [&](int64_t i, int worker) {
     float* hw = scratch(worker);
     const float* keys = projected + i * kv;
     const float* value = keys + static_cast<int64_t>(c) * d;
     for (int j = 0; j < c; ++j) {
-      float* h = a.stream + (i * c + j) * d;
+      float* h = stream + (i * c + j) * d;
       const float* key = keys + static_cast<int64_t>(j) * d;
       const float* qw = a.w->q_weight + static_cast<int64_t>(j) * d;
       const float* kw = a.w->k_weight + static_cast<int64_t>(j) * d;

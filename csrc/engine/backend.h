@@ -243,6 +243,9 @@ class Backend {
   virtual bool remappable() const { return false; }
   virtual const char* name() const = 0;
 
+  // What operations hold beside memory of alloc(), where it is part of the memory plan.
+  virtual size_t working_bytes() const { return 0; }
+
   // Another back end for other sizes whose operations are ordered with this one's (the drafter's). It shares memory with
   // this one. The caller owns it; the shape must outlive it.
   virtual Backend* sibling(const Shape& shape) const = 0;

@@ -7,6 +7,7 @@ namespace ds4 {
 namespace {
 
 constexpr int64_t kStep = 16;             // tokens of a run that is a decode step or a verification, not a chunk
+constexpr int64_t kRequestBytes = 48;     // of a request beside the row itself: numbers, places, order, spans
 constexpr size_t kSmall = size_t{1} << 20;  // bytes that a buffer may keep for nothing
 
 }  // namespace
@@ -93,7 +94,7 @@ size_t EngramFeed::bytes() const {
 int64_t feed_bytes(const Shape& shape, int64_t n) {
   int tables = 0;
   for (const int i : shape.engram_index) tables = std::max(tables, i + 1);
-  return 2 * tables * n * shape.engram_columns * shape.engram_row_bytes();
+  return 2 * tables * n * shape.engram_columns * (shape.engram_row_bytes() + kRequestBytes);
 }
 
 }  // namespace ds4

@@ -93,6 +93,7 @@ class Session {
   const std::string& drafter_fault() const { return drafter_fault_; }
 
   size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
+  size_t working_bytes() const { return backend_->working_bytes(); }  // of the operations; the drafter's are its own
   const FeedCounters& engram_counters() const { return feed_.counters(); }
 
   // From now on every operation, the drafter's too, is counted and timed; calling it again starts anew.

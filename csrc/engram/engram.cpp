@@ -18,6 +18,9 @@ constexpr int64_t kGapBytes = 4096;        // a read may bring this much that no
 constexpr int64_t kSpanBytes = 32 << 10;  // most bytes of one read
 constexpr float kWorthAThreadUs = 50;      // of reading: about what it takes to wake one on a machine that computes
 constexpr int64_t kMostGrain = 16;         // reads that a thread takes at a time
+constexpr int kLoadThreads = 8;            // parts of a table that are read into memory at the same time
+constexpr float kMostReadUs = 2000;        // of one read in their mean: one that hangs says little about the next
+constexpr float kReadMemory = 1.0f / 128;  // of the newest read in their mean
 
 uint64_t key_of(int table, int64_t row) {
   return (static_cast<uint64_t>(table) + 1) << 48 | static_cast<uint64_t>(row);
@@ -51,9 +54,10 @@ void Engram::load(Poll* poll) {
     // A request without rows, only to wait for the parts and to hear of errors.
     const auto parts = std::make_shared<Request>(0, std::vector<int64_t>(), 0, nullptr, Urgency::chunk);
     const auto left = std::make_shared<std::atomic<int>>(n);
-    pool_.submit(parts.get(), Urgency::chunk, n, {1, options_.threads}, [this, &table, parts, left](int64_t i, ReadBuffer& buffer) {
+    pool_.submit(parts.get(), Urgency::chunk, n, {1, std::min(kLoadThreads, options_.threads)}, [this, &table, parts, left](int64_t i, ReadBuffer&) {
       if (parts->stopped()) return;
       try {
+        ReadBuffer buffer;  // a part is large: the thread's own buffer would keep it
         table->load_part(*reader_, buffer, i);
         if (left->fetch_sub(1) == 1) parts->finish();
       } catch (...) {
@@ -143,6 +147,7 @@ void Engram::prepare(const Ticket& ticket, bool inside_pool) {
 void Engram::look_up(const Ticket& ticket, std::vector<int32_t>& missing) {
   const auto& wanted = ticket->wanted();
   std::vector<uint8_t> row(static_cast<size_t>(table(ticket->table()).row_bytes()));
+  missing.reserve(wanted.size());
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (cache_.get(key_of(ticket->table(), wanted[i].row), row.data()))
       ticket->deliver(wanted[i], row.data());
@@ -199,10 +204,10 @@ void Engram::accept(Request& request, const Span& span, const uint8_t* rows) {
 }
 
 // A slow disk wants a thread for every read, all at once: 48 reads of a token on 16 threads would be three times its
-// latency. What comes from the system's cache in microseconds wants few threads, because it costs processor time.
+// latency. What comes from the system's cache in microseconds wants few threads, because it costs processor time. The
+// mean decides: where one read in twenty comes from the disk, a thread with 16 of them would often wait for it twice.
 ReadPool::Spread Engram::spread() const {
-  const float slow = slow_read_us_.load(std::memory_order_relaxed);
-  const auto grain = static_cast<int64_t>(kWorthAThreadUs / slow);
+  const auto grain = static_cast<int64_t>(kWorthAThreadUs / mean_read_us_.load(std::memory_order_relaxed));
   if (grain < kMostGrain) return {std::max<int64_t>(1, grain), options_.threads};
   return {kMostGrain, std::max(2, static_cast<int>(std::thread::hardware_concurrency()))};
 }
@@ -215,10 +220,10 @@ void Engram::count_read(Request& request, int64_t bytes, int64_t nanoseconds) {
   const double us = std::max(1.0, static_cast<double>(nanoseconds) * 1e-3);
   const int bucket = std::min(95, static_cast<int>(4.0 * std::log2(us)) + 1);
   latency_[static_cast<size_t>(bucket)].fetch_add(1, std::memory_order_relaxed);
-  // Follows the 90th percentile: a step up for one read in ten balances the small steps down for the others. Threads
-  // that overwrite each other's step do no harm.
-  const float slow = slow_read_us_.load(std::memory_order_relaxed);
-  slow_read_us_.store(us > slow ? std::min(slow * 1.2f, 1e7f) : std::max(slow * 0.98f, 1.0f), std::memory_order_relaxed);
+  // Threads that overwrite each other's step do no harm.
+  const float mean = mean_read_us_.load(std::memory_order_relaxed);
+  mean_read_us_.store(mean + (std::min(static_cast<float>(us), kMostReadUs) - mean) * kReadMemory,
+                      std::memory_order_relaxed);
 }
 
 void Engram::promote(const Ticket& ticket, Urgency urgency) {

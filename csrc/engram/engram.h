@@ -78,7 +78,7 @@ class Engram {
   RowCache cache_;
   std::atomic<int64_t> rows_{0}, unique_{0}, hits_{0}, reads_{0}, bytes_{0}, read_ns_{0};
   std::array<std::atomic<int64_t>, 96> latency_{};
-  std::atomic<float> slow_read_us_{100.0f};  // what nine of ten recent reads took less than, roughly
+  std::atomic<float> mean_read_us_{100.0f};  // of the recent reads
   ReadPool pool_;  // last: its threads end before anything else goes
 };
 

@@ -23,7 +23,8 @@ void FaultyReader::pause(uint64_t noise, size_t n) {
   using std::chrono::nanoseconds;
   const auto now = std::chrono::steady_clock::now();
   const double unit = static_cast<double>(noise >> 11) * 0x1p-53;
-  auto until = now + nanoseconds(static_cast<int64_t>(1e9 * (plan_.delay + plan_.jitter * unit)));
+  const double delay = static_cast<double>(mixed(noise) >> 11) * 0x1p-53 < plan_.delay_share ? plan_.delay : 0;
+  auto until = now + nanoseconds(static_cast<int64_t>(1e9 * (delay + plan_.jitter * unit)));
   if (plan_.bytes_per_second > 0) {
     const auto cost = static_cast<int64_t>(1e9 * static_cast<double>(n) / plan_.bytes_per_second);
     const int64_t start = now.time_since_epoch().count();

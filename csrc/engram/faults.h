@@ -10,6 +10,7 @@ namespace ds4 {
 
 struct FaultPlan {
   double delay = 0;             // seconds every read takes
+  double delay_share = 1;       // or only this share of the reads, as if the system's cache had the others
   double jitter = 0;            // and up to this much more, so that reads finish out of order
   double bytes_per_second = 0;  // all reads together; 0: no limit
   bool short_reads = false;     // random lengths

@@ -16,6 +16,7 @@ void Request::sort() {
   for (size_t i = 0; i < rows_.size(); ++i) order.emplace_back(rows_[i], static_cast<int32_t>(i));
   std::sort(order.begin(), order.end());
   places_.reserve(order.size());
+  wanted_.reserve(order.size());
   for (const auto& [row, place] : order) {
     if (wanted_.empty() || wanted_.back().row != row)
       wanted_.push_back({row, static_cast<int32_t>(places_.size()), 0});

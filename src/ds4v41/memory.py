@@ -71,11 +71,13 @@ def plan_session(
     chunk: int | None,
     engram_memory: int = 0,
     drafter: Drafter | None = None,
+    threads: int = 0,
 ) -> tuple[MemoryPlan, int]:
     """Bytes of a session and the chunk (rows of one prefill run) that fits beside them.
 
-    Working memory grows with the chunk. It may take a quarter of what is free; a chunk that nobody asked for (None)
-    also keeps it to a thirty-second of weights and caches.
+    Working memory grows with the chunk. It may take a quarter of what is free; of a chunk that nobody asked for (None)
+    the activations also keep to a thirty-second of weights and caches. threads: workers of a CPU back end, each of
+    which has working memory of its own; 0 for a device.
     """
     shape = shape_of(config)
     available = available_memory()
@@ -83,11 +85,12 @@ def plan_session(
     chunk = min(chunk if chunk is not None else MAX_CHUNK, context)
     while True:
         rows = run_rows(chunk, context)
-        plan = _ext.memory_plan(shape, activations, context, retain, rows, drafter.n_stages if drafter else 0)
-        scratch = plan["scratch"] + (drafter.session_bytes if drafter else 0)
+        plan = _ext.memory_plan(shape, activations, context, retain, rows, drafter.n_stages if drafter else 0, threads)
+        activation_bytes = plan["scratch"] + (drafter.session_bytes if drafter else 0)
+        scratch = activation_bytes + plan["working"]
         caches = plan["window"] + plan["compressed"] + plan["pending"]
-        budget = available // 4 if asked else min(max(_MIN_SCRATCH, (weights + caches) // 32), available // 4)
-        if scratch <= budget or chunk <= MIN_CHUNK:
+        fits = asked or activation_bytes <= max(_MIN_SCRATCH, (weights + caches) // 32)
+        if (fits and scratch <= available // 4) or chunk <= MIN_CHUNK:
             return MemoryPlan(weights, caches, scratch, on_disk, engram_memory, available), chunk
         chunk = max(MIN_CHUNK, chunk // 2)
 

@@ -84,7 +84,7 @@ class Model:
         engram_cache: bytes for rows that are read often, a number or text such as "2 GiB"; None takes a 64th of the
             free memory, at most 4 GiB and an eighth of the tables; 0 has none. Neither this nor any other Engram option
             changes a result.
-        engram_threads: most reads at the same time; None takes up to 32.
+        engram_threads: most reads at the same time, half of them for decode steps alone; None takes up to 64.
         engram_direct: read around the system's page cache, so that rows do not push weights out of it.
         check: read all weights now and refuse NaN and infinity, naming the tensor.
         progress: called with (bytes done, bytes in all) while checking.
@@ -244,6 +244,7 @@ class Model:
             chunk,
             self._engram_memory,
             drafter,
+            self.threads if self.backend.startswith("cpu/") else 0,
         )
 
     def session(

@@ -76,6 +76,12 @@ def test_the_same_bits_from_any_disk(
         assert_array_equal(session.prefill(TOKENS[n + 3 : n + 9], logits="all"), plain[n + 3 : n + 9])
 
 
+def test_a_chunk_longer_than_what_operations_take_at_a_time() -> None:
+    tokens = np.random.default_rng(8).integers(10, 3000, 450).astype(np.int32)
+    with nano(cache=0) as model, model.session(512, chunk=450) as whole, model.session(512, chunk=61) as parts:
+        assert_array_equal(whole.prefill(tokens, logits="all"), parts.prefill(tokens, logits="all"))
+
+
 def test_sessions_at_the_same_time(plain: np.ndarray) -> None:
     with nano({"jitter": 1e-3}, cache=20_000, threads=3) as model:
         got: dict[int, np.ndarray] = {}

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from ds4v41 import MemoryPlanError, memory
+from ds4v41 import MemoryPlanError, Model, _ext, memory
 from ds4v41.memory import run_rows
+from ds4v41.synth_gguf import slice_config
+from ds4v41.weights import shape_of
 
 from .support import nano, python, small, tiny
 
@@ -103,7 +105,34 @@ def test_the_plan_is_what_is_reserved() -> None:
                 assert session._ext.reserved_bytes == plan.caches
                 n = min(context, run_rows(rows, context))
                 session.prefill([5] * n)
-                assert session._ext.scratch_bytes <= plan.scratch
+                assert session._ext.scratch_bytes + session._ext.working_bytes <= plan.scratch
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_plan_of_the_operations_is_near_what_they_hold(threads: int) -> None:
+    """Each worker's memory and the operations' own, on every instruction set, for steps and for chunks."""
+    for isa in _ext.cpu_isas():
+        for path, activations in ((None, "bf16"), (None, "fp8"), (tiny("bf16").path, "bf16")):
+            with Model.open(path, backend=f"cpu/{isa}", activations=activations, threads=threads) as model:
+                for context, chunk in ((500, 400), (500, 16), (64, 1)):
+                    shape = shape_of(model.config)
+                    rows = run_rows(chunk, context)
+                    plan = _ext.memory_plan(shape, activations, context, 0, rows, 0, threads)["working"]
+                    with model.session(context=context, retain=0, chunk=chunk) as session:
+                        session.prefill([5] * (context - 1))
+                        session.step([5])
+                        held = session._ext.working_bytes
+                    assert held <= plan < 3 * held + (1 << 16), (isa, path, activations, context, chunk, held, plan)
+    assert _ext.memory_plan(shape, "bf16", 500, 0, 16)["working"] == 0  # a device
+
+
+def test_a_chunk_of_the_released_model_is_planned_with_all_that_it_takes() -> None:
+    """What an operation makes in between for the rows of a chunk does not grow with the chunk where it is wide: the
+    projected Engram rows alone would be 127 KB a row."""
+    shape = shape_of(slice_config("released", 40, 384, 100_000))
+    most, few = (_ext.memory_plan(shape, "bf16", 1 << 17, 8192, n, 0, 8)["working"] for n in (8192, 256))
+    assert most < 160 << 20
+    assert few < most
 
 
 def test_weights_are_counted_as_they_lie_in_the_file() -> None:

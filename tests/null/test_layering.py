@@ -126,7 +126,7 @@ STD_TYPES = re.compile(
     r"std::(w?string\w*|vector|deque|list|array|(unordered_)?(map|set)|function|(unique|shared|weak)_ptr|make_\w+|"
     r"optional|variant|tuple|pair|[io]?stream|cout|cerr|sort|thread|mutex|atomic)\b"
 )
-ONCE = frozenset({"cpu.h", "dispatch.cpp", "half_table.cpp", "memory.cpp"})
+ONCE = frozenset({"cpu.h", "dispatch.cpp", "half_table.cpp", "memory.cpp", "working.cpp"})
 """The files of csrc/cpu that are compiled once, for the baseline."""
 
 

@@ -336,3 +336,12 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
     whole = case.run(run)
     for i in range(7):
         same_bits(case.run(run, slice(i, i + 1)), whole[i : i + 1])
+
+
+def test_a_row_does_not_depend_on_the_slice_it_is_in() -> None:
+    """More rows than the operation takes at a time (csrc/cpu/slices.h), and a rest."""
+    case = Case(192 * 2 + 5, 2, 64, 3, "bf16", 8)
+    run = backend(case.shape, "fp8")
+    whole = case.run(run)
+    for rows in (slice(0, 7), slice(190, 194), slice(383, 389)):
+        same_bits(case.run(run, rows), whole[rows])

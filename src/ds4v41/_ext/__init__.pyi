@@ -171,9 +171,9 @@ def metal_counters() -> dict:
 def cpu_isas() -> list[str]:
     """Instruction sets of this build that this machine has, best first."""
 
-def memory_plan(shape: dict, activations: str, context: int, retain: int, chunk: int, extra_windows: int = 0) -> dict:
+def memory_plan(shape: dict, activations: str, context: int, retain: int, chunk: int, extra_windows: int = 0, threads: int = 0) -> dict:
     """
-    Bytes of a session: caches reserved for the whole context, scratch of one chunk.
+    Bytes of a session: caches reserved for the whole context, scratch of one chunk, and what operations on the CPU take beside it with so many worker threads (0: none).
     """
 
 def rope(shape: dict, yarn: bool, first: int, n: int) -> tuple:
@@ -269,6 +269,9 @@ class Session:
 
     @property
     def scratch_bytes(self) -> int: ...
+
+    @property
+    def working_bytes(self) -> int: ...
 
     def start_ledger(self) -> None:
         """Counts and times every operation from now on."""

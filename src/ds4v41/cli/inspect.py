@@ -40,7 +40,7 @@ def plan_memory(checkpoint: Checkpoint, context: int, activations: str = "auto")
     from ..engram import EngramOptions
     from ..machine import physical_memory
     from ..memory import plan_session, weight_bytes
-    from ..model import DEFAULT_RETAIN
+    from ..model import DEFAULT_RETAIN, usable_cores
     from ..weights import default_activations
 
     config = checkpoint.config
@@ -48,7 +48,9 @@ def plan_memory(checkpoint: Checkpoint, context: int, activations: str = "auto")
     mode = default_activations(config, checkpoint.dialect) if activations == "auto" else activations
     weights, on_disk = weight_bytes(checkpoint)
     rows = EngramOptions().cache_bytes(on_disk)
-    plan, chunk = plan_session(config, weights, on_disk, mode, context, min(DEFAULT_RETAIN, context), None, rows)
+    plan, chunk = plan_session(
+        config, weights, on_disk, mode, context, min(DEFAULT_RETAIN, context), None, rows, threads=usable_cores()
+    )
     plan = replace(plan, available=physical_memory())
     return {
         "context": f"{context:,} tokens",
