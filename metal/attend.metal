@@ -56,12 +56,6 @@ KERNEL_INLINE float2 row_pair(constant AttendParams& a, Caches caches, BlockRows
   return compressed_pair(caches.more + uint(caches.selected[e]) * a.more_row_bytes, a.head_dim, k);
 }
 
-// One step of sums of 2 V numbers over the lanes of which each lane keeps V: the lane's half, plus its partner's.
-KERNEL_INLINE float halved(float low, float high, bool upper, ushort step) {
-  const float other = simd_shuffle_xor(upper ? low : high, step);
-  return (upper ? high : low) + other;
-}
-
 // A block of the list (x), 8 heads (y), a row (z). A simdgroup takes two rows of the block at a time, each lane elements
 // 64 s + 2 lane and the next, for all 8 heads: a row is decoded once. Then 16 trees at once: every step adds neighbours
 // (so the order is the canonical one) and leaves each lane half of the sums.

@@ -191,6 +191,7 @@ def parse_kernels(text: Text, code: str) -> list[Kernel]:
 
 def mark_what_is_reached(code: str, kernels: list[Kernel]) -> None:
     """Does a function or type that a kernel can reach name a barrier, a simdgroup operation, a function constant?"""
+    code = ATTRIBUTE.sub(blank, code)  # some have arguments in parentheses, as functions do
     mentions: dict[str, set[str]] = {}
     for found in BLOCK.finditer(code):
         end = closing(code, found.end() - 1, "{}")

@@ -151,13 +151,5 @@ kernel void hc_write(constant HcWriteParams& a [[buffer(0)]], device const float
                      uint tid [[thread_index_in_threadgroup]]) {
   uint k = group.x * uint(HC_WRITE_THREADS) + tid, i = group.y, c = a.streams;
   if (k >= a.hidden) return;
-  float own[HC_MAX_STREAMS];
-  device float* s = stream + ulong(i) * c * a.hidden + k;
-  for (uint j = 0u; j < c; ++j) own[j] = s[j * a.hidden];
-  float value = y[ulong(i) * a.hidden + k];
-  for (uint t = 0u; t < c; ++t) {
-    float v = post[i * c + t] * value;
-    for (uint j = 0u; j < c; ++j) v = fma(comb[(i * c + j) * c + t], own[j], v);
-    s[t * a.hidden] = rounded(v);
-  }
+  expand_element(y[ulong(i) * a.hidden + k], i, k, c, a.hidden, stream, post, comb);
 }

@@ -17,7 +17,10 @@ void MetalBackend::hc_read(const HcReadArgs& a) {
   if (few) {
     const HcMixParams params{static_cast<uint64_t>(fn.row_bytes), static_cast<uint32_t>(fn.scale_row_bytes), static_cast<uint32_t>(a.n),
                              static_cast<uint32_t>(m), static_cast<uint32_t>(width), static_cast<uint32_t>(segments)};
-    encode("hc_mix", linear_constants(fn, a.n, 0), params,
+    Constants mixing;
+    mixing.type = static_cast<int32_t>(fn.type);
+    mixing.rows = tile_rows(a.n);
+    encode("hc_mix", mixing, params,
            {fixed(fn.data), fixed(scales(fn)), reads(a.stream, a.n * width), writes(mixes, a.n * per_row)},
            Grid{segments, (m + 1 + HC_MIX_SIMDGROUPS - 1) / HC_MIX_SIMDGROUPS}, HC_MIX_SIMDGROUPS * kLanes);
   } else {
