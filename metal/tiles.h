@@ -6,17 +6,23 @@
 // over the elements of one quarter of every 64, leave four numbers of a product, and these are the last two levels of the tree.
 //
 // A thread has one accumulator of 8 x 4 products, lane & 15 says which. Columns go through threadgroup memory in chunks of
-// 256: half of the simdgroups decode weights, half fetch activations, into registers while the chunk before is being multiplied.
+// 256: half of the simdgroups fetch and decode weights, half fetch activations. The loads of a chunk are on the way while the
+// chunk before is being multiplied.
 #pragma once
 
 #include "lanes.h"
 #include "tile_sizes.h"
 
-// Four turns of columns 256 chunk + 64 t + 2 pair and the next: rows.h's turns, and zeros past the end.
+// Four turns of columns 256 chunk + 64 t + 2 pair and the next, and zeros past the end: rows.h's fetch() and values().
 template <class D>
-KERNEL_INLINE void tile_load(thread const D& row, uint chunk, uint pair, uint cols, thread float2* out) {
+KERNEL_INLINE void tile_fetch(thread const D& row, uint chunk, uint pair, uint cols, thread uint* raw) {
+  if ((chunk + 1u) * uint(TILE_CHUNK) <= cols) row.fetch(chunk, pair, raw);
+}
+
+template <class D>
+KERNEL_INLINE void tile_values(thread const D& row, uint chunk, uint pair, uint cols, thread const uint* raw, thread float2* out) {
   if ((chunk + 1u) * uint(TILE_CHUNK) <= cols) {
-    row.turns(chunk, pair, out);
+    row.values(chunk, pair, raw, out);
     return;
   }
   for (uint t = 0u; t < 4u; ++t) {
@@ -70,26 +76,30 @@ KERNEL_INLINE float2 tile_products(thread const D& weight, thread const DecF32& 
   threadgroup float* put = stage + (fetches_weights ? 0u : uint(TILE_HALF)) + 2u * pair * uint(TILE_STRIDE) + tile_fetched(simdgroup, lane);
   threadgroup const float* ws = stage + a * uint(TILE_STRIDE) + 8u * (simdgroup & 3u);
   threadgroup const float* xs = stage + uint(TILE_HALF) + a * uint(TILE_STRIDE) + 8u * (simdgroup >> 2) + 4u * (lane >> 4);
-  float2 next[4], first = float2(0.0f), second = float2(0.0f);
-  if (fetches_weights) tile_load(weight, 0u, pair, cols, next);
-  else tile_load(x, 0u, pair, cols, next);
+  uint raw[ROW_WORDS];
+  float2 first = float2(0.0f), second = float2(0.0f);
+  if (fetches_weights) tile_fetch(weight, 0u, pair, cols, raw);
+  else tile_fetch(x, 0u, pair, cols, raw);
   for (uint pass = 0u; pass < 4u; ++pass) {
     float acc[32], total[32];
 #pragma unroll
     for (uint q = 0u; q < 32u; ++q) acc[q] = total[q] = 0.0f;
     for (uint chunk = 0u; chunk < chunks; ++chunk) {
+      float2 fetched[4];
+      if (fetches_weights) tile_values(weight, chunk, 8u * pass + pair, cols, raw, fetched);
+      else tile_values(x, chunk, 8u * pass + pair, cols, raw, fetched);
       threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
       for (uint t = 0u; t < 4u; ++t) {
-        put[16u * t * uint(TILE_STRIDE)] = next[t].x;
-        put[(16u * t + 1u) * uint(TILE_STRIDE)] = next[t].y;
+        put[16u * t * uint(TILE_STRIDE)] = fetched[t].x;
+        put[(16u * t + 1u) * uint(TILE_STRIDE)] = fetched[t].y;
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       const bool last = chunk + 1u == chunks;
       if (!last || pass < 3u) {
         const uint c = last ? 0u : chunk + 1u, p = 8u * (last ? pass + 1u : pass) + pair;
-        if (fetches_weights) tile_load(weight, c, p, cols, next);
-        else tile_load(x, c, p, cols, next);
+        if (fetches_weights) tile_fetch(weight, c, p, cols, raw);
+        else tile_fetch(x, c, p, cols, raw);
       }
       if (works) {
         const uint i = chunk * uint(TILE_CHUNK) + 16u * pass + a;  // the column of turn 0
