@@ -1,4 +1,4 @@
-// linear, linear_many: row products of every family, and the activation quantiser.
+// linear, linear_split, linear_many: row products of every family, and the activation quantiser.
 #include "linear.h"
 
 #include <cstdlib>
@@ -28,6 +28,11 @@ namespace {
 // Tiles that keep a large GPU at work. With fewer, the smaller pieces of `linear` spread over more of its cores: a tile takes as
 // long as its columns however few tiles there are.
 constexpr int64_t kEnoughTiles = 64;
+// Matrix rows that occupy it: two make a simdgroup's work, and a simdgroup that waits for memory needs others beside it.
+constexpr int kEnoughRows = 8192;
+
+// Activation rows that a kernel is made for (metal/linear.metal).
+int made_for(int n) { return n <= 2 ? n : n <= 4 ? 4 : n <= 6 ? 6 : 8; }
 
 }  // namespace
 
@@ -54,10 +59,19 @@ LinearRun linear_run(const Matrix& m, int rows, int n, int flags, int group_rows
     run.threadgroup_bytes = TILE_BYTES;
     return run;
   }
-  constexpr int kPer = LINEAR_OUTPUTS * LINEAR_SIMDGROUPS;
-  run.kernel = "linear";
   run.constants.rows = tile_rows(n);
   run.constants.flags = flags;
+  const int64_t segments = groups_of(m.cols, kSegmentColumns);
+  if (rows <= kEnoughRows && segments > 1 && segments <= LINEAR_SPLIT) {
+    const int64_t together = LINEAR_SPLIT / segments;
+    run.kernel = "linear_split";
+    run.grid = {groups_of(rows, together * LINEAR_OUTPUTS), groups_of(n, LINEAR_TILE)};
+    run.threads = static_cast<int>(together * segments) * kLanes;
+    run.threadgroup_bytes = static_cast<size_t>(together * segments * 64 * LINEAR_OUTPUTS * made_for(tile_rows(n))) * sizeof(float);
+    return run;
+  }
+  constexpr int kPer = LINEAR_OUTPUTS * LINEAR_SIMDGROUPS;
+  run.kernel = "linear";
   run.grid = {groups_of(rows, kPer), groups_of(n, LINEAR_TILE)};
   run.threads = LINEAR_SIMDGROUPS * kLanes;
   return run;

@@ -12,8 +12,8 @@ namespace ds4::metal {
 // Arguments of row products (metal/linear.h) for rows row0 .. row0 + rows - 1 of m and n activation rows.
 LinearParams linear_params(const Matrix& m, int row0, int rows, int n, int64_t x_stride, int64_t ldo);
 
-// Which of the two kernels makes them, and how it is launched: `linear`, whose simdgroups take two matrix rows and up to 8
-// activation rows each, or `linear_many`, tiles of 32 x 32 with weights decoded once for 32 activation rows.
+// Which kernel makes them, and how it is launched: `linear`, whose simdgroups take two matrix rows and up to 8 activation rows
+// each; `linear_split`, where few matrix rows have several segments; or `linear_many`, tiles of 32 x 32.
 struct LinearRun {
   const char* kernel;
   Constants constants;
