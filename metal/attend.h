@@ -6,7 +6,9 @@
 #define ATTEND_PLACES 64u    // of a block of the list
 #define ATTEND_HEADS 8u      // of a threadgroup, a simdgroup each
 #define ATTEND_THREADS 256u
-#define ATTEND_SLICE 64u     // elements of a head that a threadgroup of attend_values makes
+#define ATTEND_SLICE 64u     // elements of a head that a threadgroup of attend_values makes; half of them with ATTEND_NARROW
+
+#define ATTEND_NARROW 1      // bit of fc_flags: few rows, so twice as many threadgroups
 
 struct AttendParams {
   uint32_t first_row;     // rows of this batch: first_row, ...; scratch starts anew for each batch

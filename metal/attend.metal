@@ -46,20 +46,26 @@ struct Caches {
   device const int* selected;  // of this row
 };
 
-// Elements k and k + 1 of row t of a block.
-KERNEL_INLINE float2 row_pair(constant AttendParams& a, Caches caches, BlockRows b, uint t, uint k) {
-  if (t < b.n_window)
-    return window_pair(caches.window + ((b.first + t) % a.window_capacity) * a.window_row_bytes, a.head_dim, k);
+// Where row t of a block begins, in bytes: in the window, or among the others.
+KERNEL_INLINE uint row_place(constant AttendParams& a, Caches caches, BlockRows b, uint t) {
+  if (t < b.n_window) return (b.first + t) % a.window_capacity * a.window_row_bytes;
   const uint e = b.entry + t - b.n_window;
-  if (a.drafting != 0)
-    return window_pair(caches.more + ((a.position + e) % a.more_capacity) * a.more_row_bytes, a.head_dim, k);
-  return compressed_pair(caches.more + uint(caches.selected[e]) * a.more_row_bytes, a.head_dim, k);
+  return (a.drafting != 0 ? (a.position + e) % a.more_capacity : uint(caches.selected[e])) * a.more_row_bytes;
 }
 
-// One step of sums of 2 V numbers over the lanes of which each lane keeps V: the lane's half, plus its partner's.
-KERNEL_INLINE float halved(float low, float high, bool upper, ushort step) {
-  const float other = simd_shuffle_xor(upper ? low : high, step);
-  return (upper ? high : low) + other;
+// Elements k and k + 1 of the row at `place`, as they are read, and their values. The rows of a block that is drafted are packed as
+// those of the window.
+KERNEL_INLINE RawPair raw_pair(constant AttendParams& a, Caches caches, bool in_window, uint place, uint k) {
+  device const uchar* row = (in_window ? caches.window : caches.more) + place;
+  return in_window || a.drafting != 0 ? raw_window_pair(row, a.head_dim, k) : raw_compressed_pair(row, a.head_dim, k);
+}
+KERNEL_INLINE float2 pair_values(constant AttendParams& a, bool in_window, RawPair raw) {
+  return in_window || a.drafting != 0 ? window_values(raw) : compressed_values(raw);
+}
+
+// Elements k and k + 1 of row t of a block.
+KERNEL_INLINE float2 row_pair(constant AttendParams& a, Caches caches, BlockRows b, uint t, uint k) {
+  return pair_values(a, t < b.n_window, raw_pair(a, caches, t < b.n_window, row_place(a, caches, b, t), k));
 }
 
 // A block of the list (x), 8 heads (y), a row (z). A simdgroup takes two rows of the block at a time, each lane elements
@@ -117,8 +123,12 @@ kernel void attend_scores(
   }
 }
 
-// 64 elements of a head (x), 8 heads (y), a row (z). A simdgroup is one head; a lane two elements. The rows of a block are
-// decoded once for all 8 heads. Threadgroup memory: 64 x 64 elements and 8 x 64 weights.
+// Pairs of elements of a block of rows that a thread of attend_values unpacks, at most.
+#define ATTEND_PAIRS (ATTEND_PLACES * ATTEND_SLICE / 2u / ATTEND_THREADS)
+
+// 64 elements of a head (x), 8 heads (y), a row (z); with ATTEND_NARROW 32. A simdgroup is one head; a lane two elements, or one.
+// The rows of a block are decoded once for all 8 heads. While a block is summed, the codes and scores of the next are on their
+// way, and before that it was found out where its rows are. Threadgroup memory: 64 x 64 elements, 8 x 64 weights, 2 x 64 places.
 kernel void attend_values(
     constant AttendParams& a [[buffer(0)]],
     device const float* scores [[buffer(1)]],    // [rows][heads][blocks][64]
@@ -136,8 +146,10 @@ kernel void attend_values(
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]]) {
+  const bool narrow = (fc_flags & ATTEND_NARROW) != 0;
+  const uint slice = narrow ? ATTEND_SLICE / 2 : ATTEND_SLICE, pairs = slice / 2;
   const uint i = a.first_row + group.z, h = group.y * ATTEND_HEADS + simdgroup, hd = a.head_dim;
-  const uint k0 = group.x * ATTEND_SLICE, k = k0 + 2 * lane;
+  const uint k0 = group.x * slice, k = narrow ? k0 + lane : k0 + 2 * lane;
   const uint n_more = more_rows(a, n_selected, i);
   const bool real = h < a.heads;
   Caches caches;
@@ -146,58 +158,88 @@ kernel void attend_values(
   caches.selected = selected + i * a.topk;
   threadgroup float* rows = shared;
   threadgroup float* p = shared + ATTEND_PLACES * ATTEND_SLICE + simdgroup * ATTEND_PLACES;
-  float top = -1e30f, sum = 0.0f;
+  threadgroup uint* row_places = (threadgroup uint*)(shared + (ATTEND_SLICE + ATTEND_HEADS) * ATTEND_PLACES);  // [2][64]
+  device const float* mine = scores + (group.z * a.heads + (real ? h : 0)) * a.blocks * ATTEND_PLACES + 2 * lane;
+  float top = -1e30f, sum = 0.0f, next0 = 0.0f, next1 = 0.0f;
   float2 out = float2(0.0f, 0.0f);
   bool started = false;
-  for (uint block = 0; block < a.blocks; ++block) {
-    const BlockRows b = block_rows(a, n_more, i, block);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll 4
-    for (uint t = tid; t < b.n * (ATTEND_SLICE / 2); t += ATTEND_THREADS) {
-      const uint row = t / (ATTEND_SLICE / 2), at = 2 * (t % (ATTEND_SLICE / 2));
-      if (k0 + at < hd) ((threadgroup float2*)rows)[t] = row_pair(a, caches, b, row, k0 + at);
-    }
+  RawPair raw[ATTEND_PAIRS];
+  BlockRows b = block_rows(a, n_more, i, 0);
+  if (tid < b.n) row_places[tid] = row_place(a, caches, b, tid);
+  for (uint block = 0; block <= a.blocks; ++block) {
+    // Step `block` unpacks and sums block - 1 and fetches `block`.
+    const BlockRows last = b;
     float alpha = 0.0f;
-    if (real && b.n > 0) {
-      device const float* mine = scores + ((group.z * a.heads + h) * a.blocks + block) * ATTEND_PLACES;
-      const bool has0 = 2 * lane < b.n, has1 = 2 * lane + 1 < b.n;
-      const float s0 = has0 ? mine[2 * lane] : top, s1 = has1 ? mine[2 * lane + 1] : top;
-      const float next = lanes_max(ds4_max(top, ds4_max(s0, s1)));
-      alpha = ds4_exp(top - next);
-      const float e0 = has0 ? ds4_exp(s0 - next) : 0.0f, e1 = has1 ? ds4_exp(s1 - next) : 0.0f;
-      p[2 * lane] = rounded(e0);
-      p[2 * lane + 1] = rounded(e1);
-      sum = fma(sum, alpha, tree64(float2(e0, e1)));
-      top = next;
+    if (block > 0) {
+      threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+      for (uint x = 0; x < ATTEND_PAIRS; ++x) {
+        const uint t = tid + x * ATTEND_THREADS, row = t / pairs;
+        if (row < last.n && k0 + 2 * (t % pairs) < hd) ((threadgroup float2*)rows)[t] = pair_values(a, row < last.n_window, raw[x]);
+      }
+      if (real && last.n > 0) {
+        const bool has0 = 2 * lane < last.n, has1 = 2 * lane + 1 < last.n;
+        const float s0 = has0 ? next0 : top, s1 = has1 ? next1 : top;
+        const float next = lanes_max(ds4_max(top, ds4_max(s0, s1)));
+        alpha = ds4_exp(top - next);
+        const float e0 = has0 ? ds4_exp(s0 - next) : 0.0f, e1 = has1 ? ds4_exp(s1 - next) : 0.0f;
+        p[2 * lane] = rounded(e0);
+        p[2 * lane + 1] = rounded(e1);
+        sum = fma(sum, alpha, tree64(float2(e0, e1)));
+        top = next;
+      }
     }
+    if (block < a.blocks) b = block_rows(a, n_more, i, block);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (real && b.n > 0 && k < hd) {
+    if (block < a.blocks) {
+      threadgroup const uint* at = row_places + (block & 1u) * ATTEND_PLACES;
+#pragma unroll
+      for (uint x = 0; x < ATTEND_PAIRS; ++x) {
+        const uint t = tid + x * ATTEND_THREADS, row = t / pairs, e = k0 + 2 * (t % pairs);
+        if (row < b.n && e < hd) raw[x] = raw_pair(a, caches, row < b.n_window, at[row], e);
+      }
+      if (real && 2 * lane < b.n) next0 = mine[block * ATTEND_PLACES];
+      if (real && 2 * lane + 1 < b.n) next1 = mine[block * ATTEND_PLACES + 1];
+      if (block + 1 < a.blocks) {
+        const BlockRows after = block_rows(a, n_more, i, block + 1);
+        if (tid < after.n) row_places[((block + 1) & 1u) * ATTEND_PLACES + tid] = row_place(a, caches, after, tid);
+      }
+    }
+    if (block > 0 && real && last.n > 0 && k < hd) {
       if (started) out = float2(out.x * alpha, out.y * alpha);
       started = true;
 #pragma unroll 8
-      for (uint t = 0; t < b.n; ++t) {
-        const float2 v = ((threadgroup const float2*)rows)[t * (ATTEND_SLICE / 2) + lane];
-        out.x = fma(p[t], v.x, out.x);
-        out.y = fma(p[t], v.y, out.y);
+      for (uint t = 0; t < last.n; ++t) {
+        if (narrow) {
+          out.x = fma(p[t], rows[t * slice + lane], out.x);
+        } else {
+          const float2 v = ((threadgroup const float2*)rows)[t * pairs + lane];
+          out.x = fma(p[t], v.x, out.x);
+          out.y = fma(p[t], v.y, out.y);
+        }
       }
     }
   }
-  if (real && k < hd) {
-    const float total = sum + ds4_exp(sink[h] - top);
-    out = float2(rounded(out.x / total), rounded(out.y / total));
-    const uint at = (i * a.heads + h) * hd + k, tail = hd - a.rope_dim;
-    if (a.raw != 0) {
-      o_raw[at] = out.x;
-      o_raw[at + 1] = out.y;
-    }
-    if (k >= tail) {
-      const uint pair = i * (a.rope_dim / 2) + (k - tail) / 2;
-      const float c = cosines[pair], turn = -1.0f * sines[pair];
-      const float re = out.x * c - out.y * turn;
-      const float im = out.x * turn + out.y * c;
-      out = float2(rounded(re), rounded(im));
-    }
+  if (!real) return;  // whole simdgroups: there is no barrier below
+  const float total = sum + ds4_exp(sink[h] - top);
+  out = float2(rounded(out.x / total), rounded(out.y / total));
+  const uint at = (i * a.heads + h) * hd + k, tail = hd - a.rope_dim, even = k & ~1u;
+  if (k < hd && a.raw != 0) {
+    o_raw[at] = out.x;
+    if (!narrow) o_raw[at + 1] = out.y;
+  }
+  const float other = narrow ? simd_shuffle_xor(out.x, 1) : 0.0f;  // the other of the pair
+  if (k < hd && even >= tail) {
+    const uint pair = i * (a.rope_dim / 2) + (even - tail) / 2;
+    const float c = cosines[pair], turn = -1.0f * sines[pair];
+    const bool odd = (k & 1u) != 0;
+    const float x = narrow && odd ? other : out.x, y = !narrow ? out.y : (odd ? out.x : other);
+    const float re = x * c - y * turn;
+    const float im = x * turn + y * c;
+    out = narrow && odd ? float2(rounded(im), 0.0f) : float2(rounded(re), rounded(im));
+  }
+  if (k < hd) {
     o[at] = out.x;
-    o[at + 1] = out.y;
+    if (!narrow) o[at + 1] = out.y;
   }
 }

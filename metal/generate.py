@@ -28,6 +28,7 @@ PARAM = re.compile(
     r"^(?P<type>.*?)(?P<name>\w+)\s*\[\[\s*(?P<attribute>\w+)\s*(?:\(\s*(?P<index>\d+)\s*\))?\s*\]\]$", re.DOTALL
 )
 BLOCK = re.compile(r"\b(\w+)\s*(?:\([^;{}]*\)\s*(?:const\s*)?|(?::[^;{}()]*)?)\{")
+DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", re.MULTILINE)
 WORD = re.compile(r"[A-Za-z_]\w*")
 SYNC = re.compile(
     r"^(threadgroup_barrier|simdgroup_barrier|simd_(shuffle|broadcast|ballot|all|any|sum|min|max|or|and|prefix)\w*)$"
@@ -191,11 +192,13 @@ def parse_kernels(text: Text, code: str) -> list[Kernel]:
 
 def mark_what_is_reached(code: str, kernels: list[Kernel]) -> None:
     """Does a function or type that a kernel can reach name a barrier, a simdgroup operation, a function constant?"""
+    # An attribute or a macro in front of a function may have arguments in parentheses, as the function has.
+    bodies = DEFINE.sub(blank, ATTRIBUTE.sub(blank, code))
     mentions: dict[str, set[str]] = {}
-    for found in BLOCK.finditer(code):
-        end = closing(code, found.end() - 1, "{}")
-        mentions.setdefault(found[1], set()).update(WORD.findall(code[found.start() : end]))
-    for macro in re.finditer(r"^[ \t]*#[ \t]*define[ \t]+(\w+)((?:\\\n|[^\n])*)", code, re.MULTILINE):
+    for found in BLOCK.finditer(bodies):
+        end = closing(bodies, found.end() - 1, "{}")
+        mentions.setdefault(found[1], set()).update(WORD.findall(bodies[found.start() : end]))
+    for macro in DEFINE.finditer(code):
         mentions.setdefault(macro[1], set()).update(WORD.findall(macro[2]))
     for kernel in kernels:
         todo, reached = [kernel.function, *WORD.findall(kernel.arguments)], set()

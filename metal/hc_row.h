@@ -35,3 +35,16 @@ KERNEL_INLINE void expand_results(thread const float* values, uint row, uint row
     if (mine) stream[at] = rounded(v);
   }
 }
+
+// expand of element k of token i in one thread, which holds the result `value`.
+KERNEL_INLINE void expand_element(float value, uint i, uint k, uint c, uint d, device float* stream, device const float* post,
+                                  device const float* comb) {
+  float own[HC_MAX_STREAMS];
+  device float* s = stream + ulong(i) * c * d + k;
+  for (uint j = 0u; j < c; ++j) own[j] = s[j * d];
+  for (uint t = 0u; t < c; ++t) {
+    float v = post[i * c + t] * value;
+    for (uint j = 0u; j < c; ++j) v = fma(comb[(i * c + j) * c + t], own[j], v);
+    s[t * d] = rounded(v);
+  }
+}

@@ -12,6 +12,7 @@
 #define LINEAR_OUTPUTS 2     // matrix rows of a simdgroup
 #define LINEAR_SIMDGROUPS 4  // of a threadgroup
 #define LINEAR_TILE 8        // activation rows of a threadgroup
+#define LINEAR_SPLIT 8       // simdgroups of a threadgroup of linear_split, at most
 
 struct LinearParams {
   uint64_t row_bytes;

@@ -19,7 +19,7 @@
 
 // Many tokens: [0] the number of groups, from MOE_GROUPS on their descriptions, then the pairs (token * top_k + slot) by expert.
 #define MOE_GROUPS 4        // ints in front
-#define MOE_GROUP_INTS 4    // of a group: expert, its first pair in the list, pairs (at most MOE_TILE), 0
+#define MOE_GROUP_INTS 4    // of a group: expert, its first pair in the list, pairs, 0
 #define MOE_GROUP_THREADS 512
 #define MOE_SUM_THREADS 256
 
@@ -42,16 +42,19 @@ struct MoeUpParams {
 };
 
 struct MoeGroupParams {
-  uint32_t pairs, n_experts, pairs_at, zero;
+  uint32_t pairs, n_experts, pairs_at;
+  uint32_t tile;  // pairs of a group, at most
 };
 
 struct MoePartParams {
   struct MoeMatrix routed;
-  uint32_t top_k, expert_dim, hidden, pairs_at;
+  uint32_t top_k, expert_dim, pairs_at;
+  uint32_t row0, rows;  // elements of the hidden size that are made
 };
 
 struct MoeSumParams {
   uint32_t slots, hidden;
+  uint32_t row0, rows;  // elements of the hidden size that the parts hold
 };
 
 struct MoeDownParams {

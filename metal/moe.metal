@@ -8,55 +8,74 @@
 #include "hc_row.h"
 #include "moe.h"
 
+#define ROUTE_HELD 16  // keys that a lane keeps in registers: 512 experts
+
+// Key of expert e where it may be chosen in this round, after expert `last` with key last_key; 0: not.
+KERNEL_INLINE uint route_key(uint k, uint e, uint none, bool first, uint last_key, uint last) {
+  return k > none && (first || k < last_key || (k == last_key && e > last)) ? k : 0u;
+}
+
 // The k best experts of one token, ascending; their weights. One simdgroup. Threadgroup memory: MOE_MAX_TOP_K ints.
+// Lane j ends with the choice at place j.
 kernel void route_pick(constant RouteParams& a [[buffer(0)]], device const float* scores [[buffer(1)]], device const float* bias [[buffer(2)]],
                        device int* experts [[buffer(3)]], device float* weights [[buffer(4)]], threadgroup int* chosen [[threadgroup(0)]],
                        uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]]) {
   device const float* s = scores + ulong(group.x) * a.n_experts;
-  uint none = ds4_order_key(as_type<float>(0xff800000u));
-  uint last_key = 0xffffffffu, last = 0u, got = 0u;
-  bool first = true, more = true;
+  const uint none = ds4_order_key(as_type<float>(0xff800000u));
+  uint held[ROUTE_HELD];
+#pragma unroll
+  for (uint t = 0u; t < uint(ROUTE_HELD); ++t) {
+    const uint e = lane + 32u * t;
+    held[t] = e < a.n_experts ? ds4_order_key(s[e] + bias[e]) : 0u;
+  }
+  uint last_key = 0xffffffffu, last = 0u, found = 0u, mine = 0u;
   for (uint round = 0u; round < a.top_k; ++round) {
     uint key = 0u, best = 0xffffffffu;  // of what comes after the last choice: lower key, or the same and a higher id
-    for (uint e = lane; e < a.n_experts; e += 32u) {
-      uint k = ds4_order_key(s[e] + bias[e]);
-      bool after = first || k < last_key || (k == last_key && e > last);
-      if (k > none && after && (best == 0xffffffffu || k > key)) {
-        key = k;
-        best = e;
-      }
+#pragma unroll
+    for (uint t = 0u; t < uint(ROUTE_HELD); ++t) {
+      const uint e = lane + 32u * t, k = route_key(held[t], e, none, round == 0u, last_key, last);
+      best = k > key ? e : best;
+      key = max(key, k);
     }
-    uint top = simd_max(best == 0xffffffffu ? 0u : key);
-    uint winner = simd_min(best != 0xffffffffu && key == top ? best : 0xffffffffu);
-    more = more && winner != 0xffffffffu;
-    if (more) {
-      if (lane == 0u) chosen[got] = int(winner);
-      ++got;
+    for (uint e = lane + 32u * uint(ROUTE_HELD); e < a.n_experts; e += 32u) {
+      const uint k = route_key(ds4_order_key(s[e] + bias[e]), e, none, round == 0u, last_key, last);
+      best = k > key ? e : best;
+      key = max(key, k);
     }
+    const uint top = simd_max(key), winner = simd_min(key == top ? best : 0xffffffffu);
+    if (winner == 0xffffffffu) break;  // all lanes
+    mine = lane == found ? winner : mine;
+    ++found;
     last_key = top;
     last = winner;
-    first = false;
   }
-  if (lane == 0u) {
-    uint found = got;
-    // Scores that are not numbers leave places open: fill them with the lowest ids, the logits will be NaN anyway.
-    for (uint e = 0u; got < a.top_k; ++e) {
-      bool there = false;
-      for (uint j = 0u; j < got; ++j) there = there || chosen[j] == int(e);
-      if (!there) chosen[got++] = int(e);
-    }
-    for (uint i = 1u; i < found; ++i)  // ascending
-      for (uint j = i; j > 0u && chosen[j - 1u] > chosen[j]; --j) {
-        int t = chosen[j];
-        chosen[j] = chosen[j - 1u];
-        chosen[j - 1u] = t;
+  uint place = lane;  // among the chosen, ascending
+  if (lane < found) place = 0u;
+  for (uint j = 0u; j < found; ++j) {
+    const uint other = simd_shuffle(mine, ushort(j));
+    if (lane < found && other < mine) ++place;
+  }
+  if (lane < found) chosen[place] = int(mine);
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  // Scores that are not numbers leave places open: fill them with the lowest ids, the logits will be NaN anyway.
+  if (found < a.top_k) {
+    if (lane == 0u) {
+      uint got = found;
+      for (uint e = 0u; got < a.top_k; ++e) {
+        bool there = false;
+        for (uint j = 0u; j < got; ++j) there = there || chosen[j] == int(e);
+        if (!there) chosen[got++] = int(e);
       }
-    float sum = 0.0f;
-    for (uint j = 0u; j < a.top_k; ++j) sum = sum + s[chosen[j]];
-    for (uint j = 0u; j < a.top_k; ++j) {
-      experts[group.x * a.top_k + j] = chosen[j];
-      weights[group.x * a.top_k + j] = (s[chosen[j]] / (sum + 1e-20f)) * a.scale;
     }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  const int id = chosen[min(lane, a.top_k - 1u)];
+  const float score = s[id];
+  float sum = 0.0f;
+  for (uint j = 0u; j < a.top_k; ++j) sum = sum + simd_shuffle(score, ushort(j));
+  if (lane < a.top_k) {
+    experts[group.x * a.top_k + lane] = id;
+    weights[group.x * a.top_k + lane] = (score / (sum + 1e-20f)) * a.scale;
   }
 }
 

@@ -15,18 +15,39 @@ KERNEL_INLINE float e2m1_twice(uint code) {
   return as_type<float>(as_type<uint>(mag) | ((code & 8u) << 28));
 }
 
-// Elements i and i + 1 (i even) of a window row of dim elements.
-KERNEL_INLINE float2 window_pair(device const uchar* row, uint dim, uint i) {
-  float s = scale_256(row[dim + (i >> 5)]);
-  return float2(e4m3_256th(row[i]) * s, e4m3_256th(row[i + 1u]) * s);
+// Codes and scale of elements i and i + 1 (i even) of a packed row, as they are read.
+struct RawPair {
+  uint codes, scale;
+};
+
+KERNEL_INLINE RawPair raw_window_pair(device const uchar* row, uint dim, uint i) {
+  RawPair raw;
+  raw.codes = uint(row[i]) | (uint(row[i + 1u]) << 8);
+  raw.scale = row[dim + (i >> 5)];
+  return raw;
 }
 
-// Elements i and i + 1 (i even) of a compressed row of dim elements. Halving the codes is exact.
-KERNEL_INLINE float2 compressed_pair(device const uchar* row, uint dim, uint i) {
-  float s = ds4_e4m3(row[(dim >> 1) + (i >> 4)]);
-  uint pair = row[i >> 1];
-  return float2((0.5f * e2m1_twice(pair & 15u)) * s, (0.5f * e2m1_twice(pair >> 4)) * s);
+KERNEL_INLINE RawPair raw_compressed_pair(device const uchar* row, uint dim, uint i) {
+  RawPair raw;
+  raw.codes = row[i >> 1];
+  raw.scale = row[(dim >> 1) + (i >> 4)];
+  return raw;
 }
+
+KERNEL_INLINE float2 window_values(RawPair raw) {
+  float s = scale_256(raw.scale);
+  return float2(e4m3_256th(raw.codes & 255u) * s, e4m3_256th(raw.codes >> 8) * s);
+}
+
+// Halving the codes is exact.
+KERNEL_INLINE float2 compressed_values(RawPair raw) {
+  float s = ds4_e4m3(raw.scale);
+  return float2((0.5f * e2m1_twice(raw.codes & 15u)) * s, (0.5f * e2m1_twice(raw.codes >> 4)) * s);
+}
+
+// Elements i and i + 1 (i even) of a window row, and of a compressed row, of dim elements.
+KERNEL_INLINE float2 window_pair(device const uchar* row, uint dim, uint i) { return window_values(raw_window_pair(row, dim, i)); }
+KERNEL_INLINE float2 compressed_pair(device const uchar* row, uint dim, uint i) { return compressed_values(raw_compressed_pair(row, dim, i)); }
 
 // Two neighbouring lanes hold the codes of one byte; the even one writes it.
 KERNEL_INLINE void put_nibbles(device uchar* row, uint i, uint code) {

@@ -20,15 +20,24 @@ KERNEL_INLINE float load_f16(device const uchar* p) { return f16_value(load_u16(
 KERNEL_INLINE float small_uint(uint v) { return as_type<float>(0x4b000000u | v) - 8388608.0f; }                   // below 2^23
 KERNEL_INLINE float signed_byte(uint v) { return as_type<float>(0x4b000000u | ((v & 255u) ^ 128u)) - 8388736.0f; }  // its low byte
 
-// turns(block, lane, out): four turns of a simdgroup, elements 256 block + 64 t + 2 lane and the next one. All that is read
-// lies at fixed distances from one place a lane, so that the loads of a block are all on the way before the first is used.
+// Four turns of a simdgroup at once, elements 256 block + 64 t + 2 lane and the next one: fetch() reads what they are made of,
+// values() makes them, so that other work can be put between the two. All that is read lies at fixed distances from one
+// place a lane, so that the loads of a block are all on the way before the first is used.
+
+#define ROW_WORDS 12  // what fetch() reads, at most
 
 struct DecF32 {
   device const float* p;
   float2 get(uint i) const { return load_pair(p + i); }
-  void turns(uint block, uint lane, thread float2* out) const {
+  void fetch(uint block, uint lane, thread uint* raw) const {
     device const float* q = p + ulong(block) * 256u + 2u * lane;
-    for (uint t = 0u; t < 4u; ++t) out[t] = load_pair(q + 64u * t);
+    for (uint t = 0u; t < 4u; ++t) {
+      raw[2u * t] = as_type<uint>(q[64u * t]);
+      raw[2u * t + 1u] = as_type<uint>(q[64u * t + 1u]);
+    }
+  }
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
+    for (uint t = 0u; t < 4u; ++t) out[t] = float2(as_type<float>(raw[2u * t]), as_type<float>(raw[2u * t + 1u]));
   }
   float at(uint i) const { return p[i]; }
 };
@@ -36,9 +45,15 @@ struct DecF32 {
 struct DecF16 {
   device const half* p;
   float2 get(uint i) const { return float2(float(p[i]), float(p[i + 1u])); }
-  void turns(uint block, uint lane, thread float2* out) const {
-    device const half* q = p + ulong(block) * 256u + 2u * lane;
-    for (uint t = 0u; t < 4u; ++t) out[t] = float2(float(q[64u * t]), float(q[64u * t + 1u]));
+  void fetch(uint block, uint lane, thread uint* raw) const {
+    device const ushort* q = (device const ushort*)p + ulong(block) * 256u + 2u * lane;
+    for (uint t = 0u; t < 4u; ++t) {
+      raw[2u * t] = q[64u * t];
+      raw[2u * t + 1u] = q[64u * t + 1u];
+    }
+  }
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
+    for (uint t = 0u; t < 4u; ++t) out[t] = float2(f16_value(raw[2u * t]), f16_value(raw[2u * t + 1u]));
   }
   float at(uint i) const { return float(p[i]); }
 };
@@ -46,9 +61,15 @@ struct DecF16 {
 struct DecBf16 {
   device const ushort* p;
   float2 get(uint i) const { return float2(at(i), at(i + 1u)); }
-  void turns(uint block, uint lane, thread float2* out) const {
+  void fetch(uint block, uint lane, thread uint* raw) const {
     device const ushort* q = p + ulong(block) * 256u + 2u * lane;
-    for (uint t = 0u; t < 4u; ++t) out[t] = float2(as_type<float>(uint(q[64u * t]) << 16), as_type<float>(uint(q[64u * t + 1u]) << 16));
+    for (uint t = 0u; t < 4u; ++t) {
+      raw[2u * t] = q[64u * t];
+      raw[2u * t + 1u] = q[64u * t + 1u];
+    }
+  }
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
+    for (uint t = 0u; t < 4u; ++t) out[t] = float2(as_type<float>(raw[2u * t] << 16), as_type<float>(raw[2u * t + 1u] << 16));
   }
   float at(uint i) const { return as_type<float>(uint(p[i]) << 16); }
 };
@@ -68,18 +89,19 @@ struct DecFp8 {
     float s = scale_256(scale[i >> 5]);
     return float2(e4m3_scaled(p[i], s), e4m3_scaled(p[i + 1u], s));
   }
-  void turns(uint block, uint lane, thread float2* out) const {
+  void fetch(uint block, uint lane, thread uint* raw) const {
     device const uchar* q = p + ulong(block) * 256u + 2u * lane;
     device const uchar* s = scale + ulong(block) * 8u + (lane >> 4);
-    uint code[8], exponent[4];
     for (uint t = 0u; t < 4u; ++t) {
-      code[2u * t] = q[64u * t];
-      code[2u * t + 1u] = q[64u * t + 1u];
-      exponent[t] = s[2u * t];
+      raw[2u * t] = q[64u * t];
+      raw[2u * t + 1u] = q[64u * t + 1u];
+      raw[8u + t] = s[2u * t];
     }
+  }
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
     for (uint t = 0u; t < 4u; ++t) {
-      float s256 = scale_256(exponent[t]);
-      out[t] = float2(e4m3_scaled(code[2u * t], s256), e4m3_scaled(code[2u * t + 1u], s256));
+      float s256 = scale_256(raw[8u + t]);
+      out[t] = float2(e4m3_scaled(raw[2u * t], s256), e4m3_scaled(raw[2u * t + 1u], s256));
     }
   }
   float at(uint i) const { return e4m3_scaled(p[i], scale_256(scale[i >> 5])); }
@@ -98,17 +120,18 @@ struct DecFp4Row {
     uint b = p[i >> 1];
     return float2(e2m1(b & 15u) * s, e2m1(b >> 4) * s);
   }
-  void turns(uint block, uint lane, thread float2* out) const {
+  void fetch(uint block, uint lane, thread uint* raw) const {
     device const uchar* q = p + ulong(block) * 128u + lane;
     device const uchar* s = scale + ulong(block) * 8u + (lane >> 4);
-    uint both[4], exponent[4];
     for (uint t = 0u; t < 4u; ++t) {
-      both[t] = q[32u * t];
-      exponent[t] = s[2u * t];
+      raw[t] = q[32u * t];
+      raw[4u + t] = s[2u * t];
     }
+  }
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
     for (uint t = 0u; t < 4u; ++t) {
-      float e = ds4_e8m0(exponent[t]);
-      out[t] = float2(e2m1(both[t] & 15u) * e, e2m1(both[t] >> 4) * e);
+      float e = ds4_e8m0(raw[4u + t]);
+      out[t] = float2(e2m1(raw[t] & 15u) * e, e2m1(raw[t] >> 4) * e);
     }
   }
   float at(uint i) const { return 0.0f * float(i); }  // columns are a multiple of 32
@@ -123,18 +146,20 @@ struct DecMxfp4 {  // 17 bytes per 32: e8m0, then 16 low nibbles and 16 high nib
     uint shift = (i & 16u) >> 2;
     return float2(e2m1((uint(q[0]) >> shift) & 15u) * s, e2m1((uint(q[1]) >> shift) & 15u) * s);
   }
-  void turns(uint block, uint lane, thread float2* out) const {
+  void fetch(uint block, uint lane, thread uint* raw) const {
     device const uchar* b = p + ulong(block) * 136u + (lane >> 4) * 17u;
     device const uchar* q = b + 1u + (2u * lane & 15u);
-    uint shift = (lane & 8u) >> 1, first[4], second[4], exponent[4];
     for (uint t = 0u; t < 4u; ++t) {
-      exponent[t] = b[34u * t];
-      first[t] = q[34u * t];
-      second[t] = q[34u * t + 1u];
+      raw[8u + t] = b[34u * t];
+      raw[2u * t] = q[34u * t];
+      raw[2u * t + 1u] = q[34u * t + 1u];
     }
+  }
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
+    uint shift = (lane & 8u) >> 1;
     for (uint t = 0u; t < 4u; ++t) {
-      float e = ds4_e8m0(exponent[t]);
-      out[t] = float2(e2m1((first[t] >> shift) & 15u) * e, e2m1((second[t] >> shift) & 15u) * e);
+      float e = ds4_e8m0(raw[8u + t]);
+      out[t] = float2(e2m1((raw[2u * t] >> shift) & 15u) * e, e2m1((raw[2u * t + 1u] >> shift) & 15u) * e);
     }
   }
   float at(uint i) const { return 0.0f * float(i); }
@@ -148,17 +173,18 @@ struct DecQ8_0 {  // 34 bytes per 32: f16 scale, 32 int8
     uint v = load_u16(b + 2u + (i & 31u));
     return float2(d * signed_byte(v), d * signed_byte(v >> 8));
   }
-  void turns(uint block, uint lane, thread float2* out) const {
+  void fetch(uint block, uint lane, thread uint* raw) const {
     device const uchar* b = p + ulong(block) * 272u + (lane >> 4) * 34u;
     device const uchar* q = b + 2u + (2u * lane & 31u);
-    uint scale[4], v[4];
     for (uint t = 0u; t < 4u; ++t) {
-      scale[t] = load_u16(b + 68u * t);
-      v[t] = load_u16(q + 68u * t);
+      raw[4u + t] = load_u16(b + 68u * t);
+      raw[t] = load_u16(q + 68u * t);
     }
+  }
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
     for (uint t = 0u; t < 4u; ++t) {
-      float d = f16_value(scale[t]);
-      out[t] = float2(d * signed_byte(v[t]), d * signed_byte(v[t] >> 8));
+      float d = f16_value(raw[4u + t]);
+      out[t] = float2(d * signed_byte(raw[t]), d * signed_byte(raw[t] >> 8));
     }
   }
   float at(uint i) const { return 0.0f * float(i); }
@@ -185,16 +211,22 @@ struct DecQ4K {  // 144 bytes per 256: f16 d, f16 dmin, 8 six-bit (scale, min) i
     uint q = load_u16(b + 16u + (j >> 1) * 32u + (i & 31u)) >> ((j & 1u) << 2);
     return j < 4u ? pair(load_u32(b), sc[0] >> shift, mn[0] >> shift, q) : pair(load_u32(b), sc[1] >> shift, mn[1] >> shift, q);
   }
-  void turns(uint block, uint lane, thread float2* out) const {
+  void fetch(uint block, uint lane, thread uint* raw) const {
     device const uchar* b = p + ulong(block) * 144u;
     device const uchar* codes = b + 16u + (2u * lane & 31u);
     uint4 head = *(device const uint4*)b;  // d and dmin, then the 12 bytes of scales
-    uint odd = lane >> 4, sc[2], mn[2], q[4];
-    for (uint t = 0u; t < 4u; ++t) q[t] = load_u16(codes + 32u * t);
-    unpack(head.y, head.z, head.w, sc, mn);
+    raw[4] = head.x;
+    raw[5] = head.y;
+    raw[6] = head.z;
+    raw[7] = head.w;
+    for (uint t = 0u; t < 4u; ++t) raw[t] = load_u16(codes + 32u * t);
+  }
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
+    uint odd = lane >> 4, sc[2], mn[2];
+    unpack(raw[5], raw[6], raw[7], sc, mn);
     for (uint t = 0u; t < 4u; ++t) {
       uint shift = ((t & 1u) * 2u + odd) * 8u;
-      out[t] = pair(head.x, sc[t >> 1] >> shift, mn[t >> 1] >> shift, q[t] >> (odd << 2));
+      out[t] = pair(raw[4], sc[t >> 1] >> shift, mn[t >> 1] >> shift, raw[t] >> (odd << 2));
     }
   }
   float at(uint i) const { return 0.0f * float(i); }
@@ -211,7 +243,8 @@ struct DecQ2K {  // 84 bytes per 256: 16 (scale, min) nibble pairs, 64 bytes of 
     uint q = load_u16(b + 16u + (e >> 7) * 32u + (e & 31u)) >> (((e >> 5) & 3u) << 1);
     return float2(fma(d, float(q & 3u), m), fma(d, float((q >> 8) & 3u), m));
   }
-  void turns(uint block, uint lane, thread float2* out) const {
+  void fetch(uint block, uint lane, thread uint* raw) const {}
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
     for (uint t = 0u; t < 4u; ++t) out[t] = get(256u * block + 64u * t + 2u * lane);
   }
   float at(uint i) const { return 0.0f * float(i); }
@@ -238,7 +271,8 @@ struct DecIq2Xxs {
     float v = d * (c == 0u ? 8.0f : (c == 1u ? 25.0f : (c == 2u ? 43.0f : 0.0f)));
     return (sign & 1u) != 0u ? -v : v;
   }
-  void turns(uint block, uint lane, thread float2* out) const {
+  void fetch(uint block, uint lane, thread uint* raw) const {}
+  void values(uint block, uint lane, thread const uint* raw, thread float2* out) const {
     for (uint t = 0u; t < 4u; ++t) out[t] = get(256u * block + 64u * t + 2u * lane);
   }
   float at(uint i) const { return 0.0f * float(i); }
@@ -292,6 +326,13 @@ KERNEL_INLINE void open_row(thread DecFp8Row& d, RowSource m, uint r) {
     else { CALL(DecIq2Xxs); }                         \
   } while (false)
 
+template <class D>
+KERNEL_INLINE void row_turns(thread const D& row, uint block, uint lane, thread float2* out) {
+  uint raw[ROW_WORDS];
+  row.fetch(block, lane, raw);
+  row.values(block, lane, raw, out);
+}
+
 // The tree over 64 accumulators, neighbours first; every lane gets the sum.
 KERNEL_INLINE float tree64(float2 a) {
   float v = a.x + a.y;
@@ -312,7 +353,7 @@ KERNEL_INLINE void row_segment(thread const D* w, device const float* x, thread 
 #pragma unroll 2
   for (uint b = first; b < first + blocks; ++b) {
     float2 wv[R][4];
-    for (int r = 0; r < R; ++r) w[r].turns(b, lane, wv[r]);
+    for (int r = 0; r < R; ++r) row_turns(w[r], b, lane, wv[r]);
     for (int j = 0; j < N; ++j) {
       device const float* xb = x + at[j] + ulong(b) * 256u + 2u * lane;
       float2 xv[4];

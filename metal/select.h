@@ -5,6 +5,7 @@
 
 #define SELECT_THREADS 128u       // of select_scores and select_blocks: a thread an entry, a block
 #define CHOOSE_THREADS 512u       // of select_best
+#define CHOOSE_BATCH 8u           // keys that a thread has on the way at a time
 #define CHOOSE_BINS 1024u         // of its histogram
 #define CHOOSE_LIST 4096u         // sets that its bounded method can list
 // Words of threadgroup memory of select_best: histogram, list, numbers of 16 simdgroups, a few words.

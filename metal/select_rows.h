@@ -84,18 +84,26 @@ KERNEL_INLINE void find_bin(Team team, uint rank) {
   }
 }
 
+// CHOOSE_BATCH keys `step` apart, 0 past the end (no key that counts): all on the way before the first is looked at.
+template <class Keys>
+KERNEL_INLINE void load_keys(Keys keys, uint t, uint step, uint n, thread uint* k) {
+  for (uint b = 0; b < CHOOSE_BATCH; ++b) k[b] = t + b * step < n ? keys.key(t + b * step) : 0u;
+}
+
 // The cut that leaves the `rank` best of the n keys of at least `floor`, or all of those if they are no more than that.
 // Histograms of the range that is left, ten bits at a time: the range, not the whole key, so that scores spread over bins.
 template <class Keys>
 KERNEL_INLINE Cut find_cut(Keys keys, uint n, uint rank, uint floor, Team team) {
   uint low = 0xffffffffu, high = 0, live = 0;
-  for (uint t = team.tid; t < n; t += team.threads) {
-    const uint k = keys.key(t);
-    if (k >= floor) {
-      low = min(low, k);
-      high = max(high, k);
-      ++live;
-    }
+  for (uint t = team.tid; t < n; t += CHOOSE_BATCH * team.threads) {
+    uint k[CHOOSE_BATCH];
+    load_keys(keys, t, team.threads, n, k);
+    for (uint b = 0; b < CHOOSE_BATCH; ++b)
+      if (k[b] >= floor) {
+        low = min(low, k[b]);
+        high = max(high, k[b]);
+        ++live;
+      }
   }
   low = simd_min(low);
   high = simd_max(high);
@@ -121,10 +129,12 @@ KERNEL_INLINE Cut find_cut(Keys keys, uint n, uint rank, uint floor, Team team) 
     const uint bits = 32 - clz(high - low), shift = bits > 10 ? bits - 10 : 0;
     for (uint b = team.tid; b < CHOOSE_BINS; b += team.threads) team.bins[b] = 0;
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint t = team.tid; t < n; t += team.threads) {
-      const uint k = keys.key(t);
-      if (k >= low && k <= high)
-        atomic_fetch_add_explicit((threadgroup atomic_uint*)(team.bins + ((k - low) >> shift)), 1u, memory_order_relaxed);
+    for (uint t = team.tid; t < n; t += CHOOSE_BATCH * team.threads) {
+      uint k[CHOOSE_BATCH];
+      load_keys(keys, t, team.threads, n, k);
+      for (uint b = 0; b < CHOOSE_BATCH; ++b)
+        if (k[b] >= low && k[b] <= high)
+          atomic_fetch_add_explicit((threadgroup atomic_uint*)(team.bins + ((k[b] - low) >> shift)), 1u, memory_order_relaxed);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (team.simdgroup == 0) find_bin(team, rank);
@@ -150,11 +160,11 @@ KERNEL_INLINE Cut find_cut(Keys keys, uint n, uint rank, uint floor, Team team) 
 template <class Keys, class Sink>
 KERNEL_INLINE uint write_chosen(Keys keys, uint n, Cut cut, Sink sink, Team team) {
   uint more = 0, same = 0;  // before this round: keys above the cut, keys equal to it
-  for (uint t0 = 0; t0 < n; t0 += team.threads) {
-    const uint t = t0 + team.tid;
-    const uint k = t < n ? keys.key(t) : 0u;
-    const bool above = k > cut.key, equal = cut.ties > 0 && k == cut.key;
-    const uint flags = (above ? 1u : 0u) + (equal ? 0x10000u : 0u);
+  for (uint t0 = 0; t0 < n; t0 += CHOOSE_BATCH * team.threads) {
+    const uint first = t0 + CHOOSE_BATCH * team.tid;  // a thread has neighbours, so one count over the threads places them all
+    uint k[CHOOSE_BATCH], flags = 0;
+    load_keys(keys, first, 1, n, k);
+    for (uint b = 0; b < CHOOSE_BATCH; ++b) flags += (k[b] > cut.key ? 1u : 0u) + (cut.ties > 0 && k[b] == cut.key ? 0x10000u : 0u);
     const uint before_lane = simd_prefix_exclusive_sum(flags);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (team.lane == 31) team.sums[team.simdgroup] = before_lane + flags;
@@ -165,8 +175,13 @@ KERNEL_INLINE uint write_chosen(Keys keys, uint n, Cut cut, Sink sink, Team team
       before += s < team.simdgroup ? v : 0u;
       all += v;
     }
-    const uint same_before = same + (before >> 16);
-    if (above || (equal && same_before < cut.ties)) sink.put(more + (before & 0xffffu) + min(same_before, cut.ties), t);
+    uint more_before = more + (before & 0xffffu), same_before = same + (before >> 16);
+    for (uint b = 0; b < CHOOSE_BATCH; ++b) {
+      const bool above = k[b] > cut.key, equal = cut.ties > 0 && k[b] == cut.key;
+      if (above || (equal && same_before < cut.ties)) sink.put(more_before + min(same_before, cut.ties), first + b);
+      more_before += above ? 1u : 0u;
+      same_before += equal ? 1u : 0u;
+    }
     more += all & 0xffffu;
     same += all >> 16;
   }

@@ -215,6 +215,15 @@ DS4_REDUCE(simd_max, a > b ? a : b)
 DS4_REDUCE(simd_or, a | b)
 DS4_REDUCE(simd_and, a & b)
 #undef DS4_REDUCE
+// One instruction where the whole word is the number (compute capability 8.0).
+DS4_DEVICE uint simd_sum(uint a) { return __reduce_add_sync(0xffffffffu, a); }
+DS4_DEVICE uint simd_min(uint a) { return __reduce_min_sync(0xffffffffu, a); }
+DS4_DEVICE uint simd_max(uint a) { return __reduce_max_sync(0xffffffffu, a); }
+DS4_DEVICE uint simd_or(uint a) { return __reduce_or_sync(0xffffffffu, a); }
+DS4_DEVICE uint simd_and(uint a) { return __reduce_and_sync(0xffffffffu, a); }
+DS4_DEVICE int simd_sum(int a) { return __reduce_add_sync(0xffffffffu, a); }
+DS4_DEVICE int simd_min(int a) { return __reduce_min_sync(0xffffffffu, a); }
+DS4_DEVICE int simd_max(int a) { return __reduce_max_sync(0xffffffffu, a); }
 DS4_DEVICE uint ds4_index() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 template <class T> DS4_DEVICE T simd_prefix_inclusive_sum(T v) {
   const uint lane = ds4_index() & 31u;

@@ -12,6 +12,7 @@ namespace ds4::metal {
 namespace {
 
 constexpr int64_t kBatchBytes = int64_t{64} << 20;
+constexpr int64_t kEnoughGroups = 128;  // threadgroups that occupy a large GPU
 
 }  // namespace
 
@@ -54,11 +55,13 @@ void MetalBackend::attend_rows(AttendParams p, const AttendBuffers& b, int64_t n
     encode("attend_scores", {}, p,
            {reads(b.q, n * heads * hd), b.window, b.more, b.selected, b.n_selected, writes(scores, rows * per_row)},
            {blocks, head_groups, rows}, ATTEND_THREADS, ATTEND_HEADS * static_cast<size_t>(hd) * sizeof(float));
-    encode("attend_values", {}, p,
+    Constants narrow;
+    narrow.flags = rows * head_groups * groups_of(hd, ATTEND_SLICE) < kEnoughGroups ? ATTEND_NARROW : 0;
+    encode("attend_values", narrow, p,
            {reads(scores, rows * per_row), b.window, b.more, b.selected, b.n_selected, fixed(b.sink), reads(b.rope.cos, angles),
             reads(b.rope.sin, angles), writes(b.o, n * heads * hd), writes(b.o_raw, b.o_raw != nullptr ? n * heads * hd : 0)},
-           {groups_of(hd, ATTEND_SLICE), head_groups, rows}, ATTEND_THREADS,
-           (ATTEND_SLICE + ATTEND_HEADS) * ATTEND_PLACES * sizeof(float));
+           {groups_of(hd, narrow.flags != 0 ? ATTEND_SLICE / 2 : ATTEND_SLICE), head_groups, rows}, ATTEND_THREADS,
+           (ATTEND_SLICE + ATTEND_HEADS + 2) * ATTEND_PLACES * sizeof(float));
     breathe(static_cast<int>(n));
   }
 }

@@ -104,9 +104,11 @@ class MetalBackend final : public Backend {
     const int32_t* ints = nullptr;
     int64_t n_ints = 0, pairs_at = 0;
     int64_t most = 0;  // groups, or experts of a tile
+    int tile = 0;      // pairs of a group, at most
   };
   void moe_up(const MoeArgs& a, const ExpertTable& table, const MoeGroups& groups);
   void moe_many(const MoeArgs& a, const ExpertTable& table);
+  void moe_down_many(const MoeArgs& a, const ExpertTable& table, const MoeGroups& groups, int64_t row0, int64_t rows);
   // Bound from p on, of which elements first .. first + n - 1 are written.
   template <class T>
   Argument writes_from(T* p, int64_t first, int64_t n) const {

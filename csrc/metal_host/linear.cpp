@@ -1,5 +1,8 @@
-// linear: row products of every family, and the activation quantiser.
+// linear, linear_split, linear_many: row products of every family, and the activation quantiser.
 #include "linear.h"
+
+#include <cstdlib>
+#include <cstring>
 
 #include "metal_host/backend.h"
 #include "metal_host/products.h"
@@ -20,17 +23,58 @@ LinearParams linear_params(const Matrix& m, int row0, int rows, int n, int64_t x
   return args;
 }
 
-Constants linear_constants(const Matrix& m, int n, int flags) {
-  Constants c;
-  c.type = static_cast<int32_t>(m.type);
-  c.rows = tile_rows(n);
-  c.flags = flags;
-  return c;
+namespace {
+
+// Tiles that keep a large GPU at work. With fewer, the smaller pieces of `linear` spread over more of its cores: a tile takes as
+// long as its columns however few tiles there are.
+constexpr int64_t kEnoughTiles = 64;
+// Matrix rows that occupy it: two make a simdgroup's work, and a simdgroup that waits for memory needs others beside it.
+constexpr int kEnoughRows = 8192;
+
+// Activation rows that a kernel is made for (metal/linear.metal).
+int made_for(int n) { return n <= 2 ? n : n <= 4 ? 4 : n <= 6 ? 6 : 8; }
+
+}  // namespace
+
+// DS4_METAL_TILES=always or never overrides it, for tests and for measurements.
+bool use_tiles(int64_t n, int64_t tiles) {
+  const char* wish = std::getenv("DS4_METAL_TILES");
+  if (wish != nullptr && std::strcmp(wish, "always") == 0) return n > LINEAR_TILE;
+  if (wish != nullptr && std::strcmp(wish, "never") == 0) return false;
+  return n > LINEAR_TILE && tiles >= kEnoughTiles;
 }
 
-Grid linear_grid(int rows, int n) {
+int tile_flags(int64_t cols) { return cols > kSegmentColumns ? TILE_FOLDS : 0; }
+
+LinearRun linear_run(const Matrix& m, int rows, int n, int flags, int group_rows) {
+  LinearRun run{};
+  run.constants.type = static_cast<int32_t>(m.type);
+  const int64_t of_group = group_rows > 0 ? group_rows : rows;
+  const int64_t blocks = groups_of(rows, of_group) * groups_of(of_group, TILE_OUTPUTS), tokens = groups_of(n, TILE_TOKENS);
+  if (use_tiles(n, blocks * tokens)) {
+    run.kernel = "linear_many";
+    run.constants.flags = flags | tile_flags(m.cols);
+    run.grid = {blocks, tokens};
+    run.threads = TILE_THREADS;
+    run.threadgroup_bytes = TILE_BYTES;
+    return run;
+  }
+  run.constants.rows = tile_rows(n);
+  run.constants.flags = flags;
+  const int64_t segments = groups_of(m.cols, kSegmentColumns);
+  if (rows <= kEnoughRows && segments > 1 && segments <= LINEAR_SPLIT) {
+    const int64_t together = LINEAR_SPLIT / segments;
+    run.kernel = "linear_split";
+    run.grid = {groups_of(rows, together * LINEAR_OUTPUTS), groups_of(n, LINEAR_TILE)};
+    run.threads = static_cast<int>(together * segments) * kLanes;
+    run.threadgroup_bytes = static_cast<size_t>(together * segments * 64 * LINEAR_OUTPUTS * made_for(tile_rows(n))) * sizeof(float);
+    return run;
+  }
   constexpr int kPer = LINEAR_OUTPUTS * LINEAR_SIMDGROUPS;
-  return {(rows + kPer - 1) / kPer, (n + LINEAR_TILE - 1) / LINEAR_TILE};
+  run.kernel = "linear";
+  run.grid = {groups_of(rows, kPer), groups_of(n, LINEAR_TILE)};
+  run.threads = LINEAR_SIMDGROUPS * kLanes;
+  return run;
 }
 
 void MetalBackend::linear(const Product& p, int n) {
@@ -39,10 +83,11 @@ void MetalBackend::linear(const Product& p, int n) {
     args.group_rows = static_cast<uint32_t>(p.group_rows);
     args.group_x = static_cast<uint32_t>(p.group_x);
   }
-  encode("linear", linear_constants(*p.m, n, p.round && round_ ? LINEAR_ROUND : 0), args,
+  const LinearRun run = linear_run(*p.m, p.rows, n, p.round && round_ ? LINEAR_ROUND : 0, p.group_rows);
+  encode(run.kernel, run.constants, args,
          {fixed(p.m->data), fixed(scales(*p.m)), reads(p.x, n * p.x_stride), writes(p.out, (n - 1) * p.ldo + p.rows), absent(), absent(),
           absent(), absent(), absent()},
-         linear_grid(p.rows, n), LINEAR_SIMDGROUPS * kLanes);
+         run.grid, run.threads, run.threadgroup_bytes);
 }
 
 void MetalBackend::linear(const Matrix& m, const float* x, int64_t x_stride, int n, float* out, int64_t ldo, bool round) {

@@ -9,10 +9,11 @@ namespace ds4::metal {
 void MetalBackend::route(const RouteArgs& a) {
   const Matrix& m = a.w->gate;
   const int64_t e = s_.n_experts, k = s_.top_k;
-  encode("linear", linear_constants(m, a.n, LINEAR_SCORE), linear_params(m, 0, m.rows, a.n, s_.hidden, e),
+  const LinearRun run = linear_run(m, m.rows, a.n, LINEAR_SCORE);
+  encode(run.kernel, run.constants, linear_params(m, 0, m.rows, a.n, s_.hidden, e),
          {fixed(m.data), fixed(scales(m)), reads(a.x, a.n * int64_t{s_.hidden}), writes(a.scores, a.n * e), absent(), absent(), absent(), absent(),
           absent()},
-         linear_grid(m.rows, a.n), LINEAR_SIMDGROUPS * kLanes);
+         run.grid, run.threads, run.threadgroup_bytes);
   const RouteParams params{static_cast<uint32_t>(e), static_cast<uint32_t>(k), s_.route_scale, 0};
   encode("route_pick", {}, params, {reads(a.scores, a.n * e), fixed(a.w->bias), writes(a.experts, a.n * k), writes(a.weights, a.n * k)}, Grid{a.n},
          kLanes, MOE_MAX_TOP_K * sizeof(int32_t));
@@ -27,7 +28,8 @@ MoeMatrix described(const ExpertMatrices& m) {
   return {static_cast<uint64_t>(m.row_bytes), static_cast<uint32_t>(m.scale_row_bytes), static_cast<uint32_t>(m.cols)};
 }
 
-constexpr int kMoeRows = 1024;  // tokens that are grouped together: the parts of their slots are kept
+constexpr int kMoeRows = 2048;  // tokens that are grouped together
+constexpr int64_t kPartFloats = int64_t{36} << 20;  // of the slots' products that are kept at a time
 constexpr size_t kPlanBytes = (1 + 2 * MOE_MAX_PAIRS) * sizeof(int32_t);
 
 }  // namespace
@@ -50,56 +52,83 @@ void MetalBackend::moe_up(const MoeArgs& a, const ExpertTable& table, const MoeG
   constants.rows = tile_rows(a.n);
   // The two write different slots of mid. For the hazard tracking they share it out as one float and the rest: no barrier
   // comes between them, and both count as written for what reads mid, whatever barrier comes before either.
+  const auto issue = [&](bool tiles, std::initializer_list<Argument> buffers, int64_t rows_or_groups, bool by_z) {
+    if (tiles) {
+      constants.flags |= tile_flags(static_cast<int64_t>(up.gate.cols));
+      encode("moe_up_many", constants, up, buffers, Grid{groups_of(f, TILE_OUTPUTS), rows_or_groups}, TILE_THREADS, TILE_BYTES);
+    } else {
+      encode("moe_up", constants, up, buffers, by_z ? Grid{blocks, 1, rows_or_groups} : Grid{blocks, rows_or_groups}, MOE_UP_SIMDGROUPS * kLanes,
+             kUpBytes);
+    }
+  };
   constants.type = static_cast<int32_t>(shared.w1.type);
   constants.flags = MOE_SHARED;
-  encode("moe_up", constants, up,
-         {fixed(shared.w1.data), fixed(scales(shared.w1)), absent(), fixed(shared.w3.data), fixed(scales(shared.w3)), absent(),
-          reads(a.xq, a.n * d), absent(), absent(), writes(a.mid, 1), absent()},
-         Grid{blocks, 1, (a.n + MOE_TILE - 1) / MOE_TILE}, MOE_UP_SIMDGROUPS * kLanes, kUpBytes);
+  const bool tiles = use_tiles(a.n, groups_of(f, TILE_OUTPUTS) * groups_of(a.n, TILE_TOKENS));
+  issue(tiles,
+        {fixed(shared.w1.data), fixed(scales(shared.w1)), absent(), fixed(shared.w3.data), fixed(scales(shared.w3)), absent(),
+         reads(a.xq, a.n * d), absent(), absent(), writes(a.mid, 1), absent()},
+        groups_of(a.n, tiles ? TILE_TOKENS : MOE_TILE), true);
   up.gate = described(table.w1);
   up.up = described(table.w3);
   constants.type = static_cast<int32_t>(table.w1.type);
   constants.flags = groups.ints != nullptr ? MOE_MANY : 0;
-  encode("moe_up", constants, up,
-         {fixed(table.w1.data), fixed(table.w1.scale), fixed(table.w1.offsets), fixed(table.w3.data), fixed(table.w3.scale),
-          fixed(table.w3.offsets), reads(a.xq, a.n * d), reads(a.experts, a.n * k), reads(a.weights, a.n * k),
-          writes_from(a.mid, 1, a.n * slots * f - 1), groups.ints != nullptr ? reads(groups.ints, groups.n_ints) : absent()},
-         Grid{blocks, groups.most}, MOE_UP_SIMDGROUPS * kLanes, kUpBytes);
+  issue(groups.tile == TILE_TOKENS,
+        {fixed(table.w1.data), fixed(table.w1.scale), fixed(table.w1.offsets), fixed(table.w3.data), fixed(table.w3.scale),
+         fixed(table.w3.offsets), reads(a.xq, a.n * d), reads(a.experts, a.n * k), reads(a.weights, a.n * k),
+         writes_from(a.mid, 1, a.n * slots * f - 1), groups.ints != nullptr ? reads(groups.ints, groups.n_ints) : absent()},
+        groups.most, false);
 }
 
-// Many tokens: grouped by expert. The sums are a dispatch of their own, so nothing is held back for the expand.
+// Many tokens: grouped by expert, 32 pairs to a tile where an expert has more than a stream of moe_up takes. The products of all
+// slots are kept for some elements of the hidden size at a time. The sums are a dispatch of their own, so nothing is held back
+// for the expand.
 void MetalBackend::moe_many(const MoeArgs& a, const ExpertTable& table) {
   const int64_t k = s_.top_k, f = s_.expert_dim, d = s_.hidden, slots = k + 1, pairs = a.n * k;
+  const bool tiles = use_tiles(a.n, pairs >= MOE_TILE * int64_t{s_.n_experts} ? groups_of(f, TILE_OUTPUTS) * groups_of(pairs, TILE_TOKENS) : 0);
   MoeGroups groups;
-  groups.most = pairs / MOE_TILE + std::min<int64_t>(pairs, s_.n_experts);  // full ones, and a rest for each expert
+  groups.tile = tiles ? TILE_TOKENS : MOE_TILE;
+  groups.most = pairs / groups.tile + std::min<int64_t>(pairs, s_.n_experts);  // full ones, and a rest for each expert
   groups.pairs_at = MOE_GROUPS + MOE_GROUP_INTS * groups.most;
   groups.n_ints = groups.pairs_at + pairs;
   int32_t* ints = temp<int32_t>(Temp::moe_groups, groups.n_ints);
   groups.ints = ints;
-  const MoeGroupParams group{static_cast<uint32_t>(pairs), static_cast<uint32_t>(s_.n_experts), static_cast<uint32_t>(groups.pairs_at), 0};
+  const MoeGroupParams group{static_cast<uint32_t>(pairs), static_cast<uint32_t>(s_.n_experts), static_cast<uint32_t>(groups.pairs_at),
+                             static_cast<uint32_t>(groups.tile)};
   encode("moe_group", {}, group, {reads(a.experts, pairs), writes(ints, groups.n_ints)}, Grid{}, MOE_GROUP_THREADS,
          2 * (static_cast<size_t>(s_.n_experts) + 1) * sizeof(int32_t));
   moe_up(a, table, groups);
-  float* parts = temp<float>(Temp::moe_parts, a.n * slots * d);
-  const MoePartParams part{described(table.w2), static_cast<uint32_t>(k), static_cast<uint32_t>(f), static_cast<uint32_t>(d),
-                           static_cast<uint32_t>(groups.pairs_at)};
+  const int64_t most = std::max<int64_t>(kPartFloats / (a.n * slots) / TILE_OUTPUTS * TILE_OUTPUTS, TILE_OUTPUTS);
+  for (int64_t row0 = 0; row0 < d; row0 += most) moe_down_many(a, table, groups, row0, std::min(most, d - row0));
+}
+
+// Elements row0 .. row0 + rows - 1 of y.
+void MetalBackend::moe_down_many(const MoeArgs& a, const ExpertTable& table, const MoeGroups& groups, int64_t row0, int64_t rows) {
+  const int64_t k = s_.top_k, f = s_.expert_dim, d = s_.hidden, slots = k + 1;
+  float* parts = temp<float>(Temp::moe_parts, a.n * slots * rows);
+  const MoePartParams part{described(table.w2), static_cast<uint32_t>(k), static_cast<uint32_t>(f), static_cast<uint32_t>(groups.pairs_at),
+                           static_cast<uint32_t>(row0), static_cast<uint32_t>(rows)};
   Constants constants;
   constants.type = static_cast<int32_t>(table.w2.type);
-  constexpr int kPer = MOE_DOWN_OUTPUTS * MOE_DOWN_SIMDGROUPS;
-  encode("moe_part", constants, part,
-         {fixed(table.w2.data), fixed(table.w2.scale), fixed(table.w2.offsets), reads(a.mid, a.n * slots * f), reads(ints, groups.n_ints),
-          writes(parts, 1)},
-         Grid{(d + kPer - 1) / kPer, groups.most}, MOE_DOWN_SIMDGROUPS * kLanes);
+  const std::initializer_list<Argument> buffers{fixed(table.w2.data), fixed(table.w2.scale), fixed(table.w2.offsets), reads(a.mid, a.n * slots * f),
+                                                reads(groups.ints, groups.n_ints), writes(parts, 1)};
+  if (groups.tile == TILE_TOKENS) {
+    constants.flags = tile_flags(table.w2.cols);
+    encode("moe_part_many", constants, part, buffers, Grid{groups_of(rows, TILE_OUTPUTS), groups.most}, TILE_THREADS, TILE_BYTES);
+  } else {
+    encode("moe_part", constants, part, buffers, Grid{groups_of(rows, MOE_DOWN_OUTPUTS * MOE_DOWN_SIMDGROUPS), groups.most},
+           MOE_DOWN_SIMDGROUPS * kLanes);
+  }
   const Matrix& down = a.w->shared.w2;
-  LinearParams shared = linear_params(down, 0, down.rows, a.n, slots * f, slots * d);
+  LinearParams shared = linear_params(down, static_cast<int>(row0), static_cast<int>(rows), a.n, slots * f, slots * rows);
   shared.x_at = static_cast<uint32_t>(k * f);
-  shared.out_at = static_cast<uint32_t>(k * d);
-  encode("linear", linear_constants(down, a.n, round_ ? LINEAR_ROUND : 0), shared,
-         {fixed(down.data), fixed(scales(down)), reads(a.mid, a.n * slots * f), writes_from(parts, 1, a.n * slots * d - 1), absent(), absent(),
-          absent(), absent(), absent()},
-         linear_grid(down.rows, a.n), LINEAR_SIMDGROUPS * kLanes);
-  const MoeSumParams sum{static_cast<uint32_t>(slots), static_cast<uint32_t>(d)};
-  encode("moe_sum", {}, sum, {reads(parts, a.n * slots * d), writes(a.y, a.n * d)}, Grid{(d + MOE_SUM_THREADS - 1) / MOE_SUM_THREADS, a.n},
+  shared.out_at = static_cast<uint32_t>(k * rows);
+  const LinearRun run = linear_run(down, static_cast<int>(rows), a.n, round_ ? LINEAR_ROUND : 0);
+  encode(run.kernel, run.constants, shared,
+         {fixed(down.data), fixed(scales(down)), reads(a.mid, a.n * slots * f), writes_from(parts, 1, a.n * slots * rows - 1), absent(),
+          absent(), absent(), absent(), absent()},
+         run.grid, run.threads, run.threadgroup_bytes);
+  const MoeSumParams sum{static_cast<uint32_t>(slots), static_cast<uint32_t>(d), static_cast<uint32_t>(row0), static_cast<uint32_t>(rows)};
+  encode("moe_sum", {}, sum, {reads(parts, a.n * slots * rows), writes(a.y, a.n * d)}, Grid{groups_of(rows, MOE_SUM_THREADS), a.n},
          MOE_SUM_THREADS);
 }
 

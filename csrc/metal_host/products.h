@@ -5,13 +5,30 @@
 
 #include "linear.h"
 #include "metal_host/backend.h"
+#include "tile_sizes.h"
 
 namespace ds4::metal {
 
-// Arguments, function constants and grid of the kernel "linear" for rows row0 .. row0 + rows - 1 of m and n activation rows.
+// Arguments of row products (metal/linear.h) for rows row0 .. row0 + rows - 1 of m and n activation rows.
 LinearParams linear_params(const Matrix& m, int row0, int rows, int n, int64_t x_stride, int64_t ldo);
-Constants linear_constants(const Matrix& m, int n, int flags);
-Grid linear_grid(int rows, int n);
+
+// Which kernel makes them, and how it is launched: `linear`, whose simdgroups take two matrix rows and up to 8 activation rows
+// each; `linear_split`, where few matrix rows have several segments; or `linear_many`, tiles of 32 x 32.
+struct LinearRun {
+  const char* kernel;
+  Constants constants;
+  Grid grid;
+  int threads;
+  size_t threadgroup_bytes;
+};
+// group_rows: as in LinearParams; 0: all rows are one group.
+LinearRun linear_run(const Matrix& m, int rows, int n, int flags, int group_rows = 0);
+
+// Do products with n activation rows, in so many tiles of metal/tiles.h, gain by them?
+bool use_tiles(int64_t n, int64_t tiles);
+constexpr int kSegmentColumns = 2048;  // of the canonical order (metal/rows.h)
+// TILE_FOLDS for rows of more than one segment.
+int tile_flags(int64_t cols);
 
 // Threadgroup memory of a row of `width` and the scratch of its norm (metal/norm.h).
 size_t norm_bytes(int width);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -66,6 +69,18 @@ def test_signatures_are_known() -> None:
                  "params": [("in", "device const", 0, 4), ("out", "device", 1, 4),
                             ("scratch", "threadgroup", 0, 4)]}  # fmt: skip
     assert not standin.signature("probe_flat")["synchronises"]
+
+
+def test_no_barrier_is_missed() -> None:
+    """Whatever stands in front of a kernel: attributes and macros with parentheses of their own."""
+    seen = set()
+    for path in sorted((Path(__file__).parents[2] / "metal").glob("*.metal")):
+        text = re.sub(r"//[^\n]*", "", path.read_text(encoding="utf-8"))
+        for name, body in re.findall(r"\bkernel void (\w+)\((.*?\n\}\n)", text, re.DOTALL):
+            if "threadgroup_barrier" in body:
+                seen.add(name)
+                assert standin.signature(name)["synchronises"], name
+    assert {"linear_many", "attend_values", "moe_up_many"} <= seen
 
 
 @pytest.mark.parametrize("checked", [False, True])
