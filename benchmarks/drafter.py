@@ -224,15 +224,16 @@ M3_ULTRA = Costs(27.8, 11.0, (44.0, 55.0, 66.0, 77.0, 87.0))
 def reasoning(
     model: ds4v41.Model, drafter: ds4v41.Drafter, prompts: list[str], cost: Costs, tokens: int
 ) -> dict[str, Any]:
-    """Answers with reasoning in front, a draft at every position: how many of five hold inside and after it, and what the
-    controller makes of the whole with drafts everywhere and with drafts in answers only."""
+    """Answers with reasoning in front, a draft at every position: how many of five hold inside and after it, and what
+    the controller makes of the whole with drafts everywhere and with drafts in answers only."""
     result: dict[str, Any] = {}
     end = model.tokenizer.find_control("</think>")
     for temperature in (0.0, 1.0):
         traces: list[list[TraceStep]] = []
         for text in prompts:
             options = {"temperature": temperature, "seed": 5, "max_tokens": tokens}
-            prompt = [int(t) for t in render([{"role": "user", "content": text}], thinking=True).encode(model.tokenizer)]
+            message = render([{"role": "user", "content": text}], thinking=True)
+            prompt = [int(t) for t in message.encode(model.tokenizer)]
             line, _ = generate(
                 model.session(1024), prompt, time.perf_counter, **options, stop=model.config.eos_token_id
             )
@@ -314,7 +315,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     parser.add_argument("--policies", action="store_true", help="replay several gates on recorded traces instead")
-    parser.add_argument("--reasoning", action="store_true", help="compare drafts everywhere with drafts in answers only")
+    parser.add_argument("--reasoning", action="store_true", help="drafts everywhere against answers only")
     parser.add_argument("--optimum", action="store_true", help="compare acceptance with the best possible instead")
     parser.add_argument("--sets", nargs="*", help="only the sets whose names contain one of these")
     parser.add_argument("--json")

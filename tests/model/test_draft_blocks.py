@@ -1,4 +1,4 @@
-"""E2 block by block: every draft length, kind of drafter, prompt length and way a block can end, against serial steps."""
+"""E2 block by block: every draft length, kind of drafter, prompt length and end of a block, against serial steps."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_after_going_back_and_after_a_restore(
 
 @pytest.mark.parametrize("kind", ["own", "right", "random"])
 def test_a_text_that_is_left_at_any_row_goes_on_as_a_serial_one(tiny: tuple[Model, Drafter], kind: str) -> None:
-    """What a stop string, a finished tool call or a reader that has enough does: the iterator is closed after a token."""
+    """What a stop string, a finished tool call or a reader who has enough does: the iterator is closed."""
     model, drafter = tiny
     prompt = [31, 64, 90]
     for n in range(1, 15):
@@ -190,8 +190,8 @@ def test_cancelled_between_blocks_and_within(tiny: tuple[Model, Drafter]) -> Non
 @pytest.mark.parametrize("error", ["runtime", "numerics", "memory"])
 @pytest.mark.parametrize("row", range(6))
 def test_a_draw_that_fails_in_a_block(tiny: tuple[Model, Drafter], row: int, error: str) -> None:
-    """Of the block's first row it is the text's own failure, and the session holds the token; behind an accepted draft it
-    ends the block, and the text comes to the same row in a step of its own, where nothing fails this time."""
+    """Of the block's first row it is the text's own failure, and the session holds the token; behind an accepted draft
+    it ends the block, and the text comes to the same row in a step of its own, where nothing fails this time."""
     model, drafter = tiny
     kinds = {"runtime": RuntimeError, "numerics": NumericsError, "memory": MemoryError}
     prompt = [5, 6, 7, 300]

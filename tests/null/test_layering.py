@@ -35,7 +35,9 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "metal_standin": frozenset({"base", "metal"}),
     "cuda": frozenset({"base", "metal"}),
     "decode": frozenset({"base", "sampling", "engine"}),
-    "bindings": frozenset({"base", "convert", "decode", "engram", "sampling", "kv", "engine", "factory", "metal_standin"}),
+    "bindings": frozenset(
+        {"base", "convert", "decode", "engram", "sampling", "kv", "engine", "factory", "metal_standin"}
+    ),
     "metal": frozenset(),
 }
 
