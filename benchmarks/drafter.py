@@ -217,6 +217,41 @@ def optimum(model: ds4v41.Model, drafter: ds4v41.Drafter, prompts: list[list[int
     }
 
 
+M3_ULTRA = Costs(27.8, 11.0, (44.0, 55.0, 66.0, 77.0, 87.0))
+"""Published: a serial step, a draft, six rows; row counts between are guesses."""
+
+
+def reasoning(
+    model: ds4v41.Model, drafter: ds4v41.Drafter, prompts: list[str], cost: Costs, tokens: int
+) -> dict[str, Any]:
+    """Answers with reasoning in front, a draft at every position: how many of five hold inside and after it, and what
+    the controller makes of the whole with drafts everywhere and with drafts in answers only."""
+    result: dict[str, Any] = {}
+    end = model.tokenizer.find_control("</think>")
+    for temperature in (0.0, 1.0):
+        traces: list[list[TraceStep]] = []
+        for text in prompts:
+            options = {"temperature": temperature, "seed": 5, "max_tokens": tokens}
+            message = render([{"role": "user", "content": text}], thinking=True)
+            prompt = [int(t) for t in message.encode(model.tokenizer)]
+            line, _ = generate(
+                model.session(1024), prompt, time.perf_counter, **options, stop=model.config.eos_token_id
+            )
+            inside = line.index(end) if end in line else len(line)
+            steps = trace(model, drafter, prompt, line, temperature=temperature, seed=5)
+            traces.append([TraceStep(s.signals, s.accepted, i < inside) for i, (_, s) in enumerate(steps)])
+        found: dict[str, Any] = {}
+        for name, where in (("reasoning", True), ("answers", False)):
+            held = [s.accepted for t in traces for s in t if s.in_reasoning == where]
+            found[name] = {"tokens": len(held), "held of 5": statistics.fmean(held) if held else None}
+        for machine, costs_of in (("own costs", cost), ("M3 Ultra's costs", M3_ULTRA)):
+            for policy, everywhere in (("everywhere", True), ("answers only", False)):
+                got = [replay(t, costs_of, AdmissionConfig(reasoning=everywhere)) for t in traces]
+                found[f"{machine}, {policy}"] = sum(r.serial_ms for r in got) / sum(r.ms for r in got)
+        result[f"temperature {temperature:g}"] = found
+    return result
+
+
 def interval(ratios: list[float]) -> tuple[float, float, float]:
     """Geometric mean and a 95 % bootstrap interval."""
     rng, logs = random.Random(0), [math.log(r) for r in ratios]
@@ -280,6 +315,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     parser.add_argument("--policies", action="store_true", help="replay several gates on recorded traces instead")
+    parser.add_argument("--reasoning", action="store_true", help="drafts everywhere against answers only")
     parser.add_argument("--optimum", action="store_true", help="compare acceptance with the best possible instead")
     parser.add_argument("--sets", nargs="*", help="only the sets whose names contain one of these")
     parser.add_argument("--json")
@@ -293,6 +329,10 @@ def main() -> None:
         cost, draft_ms = costs(model, drafter, sets["random tokens"][0], clock)
         result["costs_ms"] = {"serial": cost.serial_ms, "draft_1_to_5": draft_ms, "verify_2_to_6": cost.verify_ms}
         print(json.dumps(result["costs_ms"]))
+        if args.reasoning:
+            result["reasoning"] = reasoning(model, drafter, list(REQUESTS[: args.prompts]), cost, args.tokens)
+            print(json.dumps(result["reasoning"], indent=1))
+            sets = {}
         for name, prompts in sets.items():
             if args.sets and not any(part in name for part in args.sets):
                 continue

@@ -1,5 +1,5 @@
-// The part of a session that drafts. A whole block is one call without the GIL: the stages, and for each draft in turn its
-// row and its draw.
+// The part of a session that drafts and draws. A whole block is one call without the GIL: the stages, and for each draft in
+// turn its row and its draw; so is a verify step with its draws.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -7,34 +7,34 @@
 
 #include <algorithm>
 
+#include "bindings/draws.h"
 #include "bindings/session_handle.h"
-#include "sampling/sampling.h"
+#include "decode/decode.h"
 
 namespace ds4::py {
 
 namespace {
 
-using Drafts = std::pair<std::vector<int32_t>, std::vector<float>>;
+SamplingRow mask_of(const std::optional<Tokens>& allowed) {
+  static const int32_t nothing = 0;  // an empty mask is a mask: it must not look like none
+  if (!allowed) return {};
+  const size_t n = allowed->shape(0);
+  return {nullptr, nullptr, n == 0 ? &nothing : allowed->data(), n};
+}
 
-// Takes back what was added to a history, also when something fails.
-class Tried {
- public:
-  explicit Tried(TokenHistory* history) : history_(history) {}
-  ~Tried() {
-    if (history_ != nullptr) history_->drop(n_);
-  }
-  void add(int32_t token) {
-    if (history_ == nullptr) return;
-    history_->add(&token, 1);
-    ++n_;
-  }
-  Tried(const Tried&) = delete;
-  Tried& operator=(const Tried&) = delete;
-
- private:
-  TokenHistory* history_;
-  size_t n_ = 0;
-};
+// start: rows of a new draft; 0: of the one at hand.
+std::pair<std::vector<int32_t>, std::vector<float>> draw(SessionHandle& h, Sampler& sampler, uint64_t seed, int32_t anchor,
+                                                         const std::vector<int32_t>& before, int n,
+                                                         const std::vector<float>& worth, TokenHistory* history,
+                                                         const std::optional<Tokens>& allowed, int start) {
+  const SamplingRow mask = mask_of(allowed);
+  Drafts drafts = h.call([&](Session& s, Poll* poll) {
+    Drafter& drafter = h.drafter();
+    if (start > 0) drafter.start(anchor, start, poll);
+    return draft(s, drafter, {sampler, seed, history}, {anchor, before, n, worth, mask.allowed, mask.n_allowed});
+  });
+  return {std::move(drafts.tokens), std::move(drafts.chances)};
+}
 
 void start(SessionHandle& h, int32_t anchor, int n_rows) {
   h.call([&](Session&, Poll* poll) {
@@ -43,37 +43,18 @@ void start(SessionHandle& h, int32_t anchor, int n_rows) {
   });
 }
 
-// Draws the drafts behind `before` (which follow the anchor), until all rows of the block are drawn, or the product of
-// the chances is not above `worth` of that many drafts.
-Drafts draw(SessionHandle& h, Sampler& sampler, uint64_t seed, int32_t anchor, const std::vector<int32_t>& before, int n,
-            const std::vector<float>& worth, TokenHistory* history, const std::optional<Tokens>& allowed) {
-  return h.call([&](Session& s, Poll*) {
-    Drafter& drafter = h.drafter();
-    SamplingRow row{h.row_buffer(), history, nullptr, 0};
-    if (s.model().shape.vocab != sampler.n_vocab()) throw OptionError("[draft] the sampler has another vocabulary");
-    if (allowed) {
-      static const int32_t nothing = 0;
-      row.n_allowed = allowed->shape(0);
-      row.allowed = row.n_allowed == 0 ? &nothing : allowed->data();
-    }
-    Tried tried(history);
-    int32_t previous = anchor;
-    for (const int32_t token : before) tried.add(previous = token);
-    Drafts out;
-    float survival = 1.0f;
-    const int first = static_cast<int>(before.size());
-    for (int i = first; i < std::min(first + n, drafter.n_rows()); ++i) {
-      drafter.row(i, previous, h.row_buffer());
-      const Guess guess = sampler.guess(row, seed, s.state().position() + 1 + i);
-      out.first.push_back(previous = guess.token);
-      out.second.push_back(guess.chance);
-      survival *= guess.chance;
-      const auto made = static_cast<size_t>(i - first);
-      if (made < worth.size() && !(survival > worth[made])) break;
-      tried.add(previous);
-    }
-    return out;
+nb::tuple feed_draw(SessionHandle& h, int32_t token, Sampler& sampler, uint64_t seed, TokenHistory* history) {
+  return draw_tuple(h.call([&](Session& s, Poll* poll) { return feed(s, {sampler, seed, history}, token, poll); }), sampler);
+}
+
+nb::list verify_draw(SessionHandle& h, const std::vector<int32_t>& tokens, Sampler& sampler, uint64_t seed,
+                     TokenHistory* history) {
+  const auto draws = h.call([&](Session& s, Poll* poll) {
+    return verify(s, {sampler, seed, history}, tokens.data(), static_cast<int>(tokens.size()), poll, h.taking_back);
   });
+  nb::list out;
+  for (const Draw& d : draws) out.append(draw_tuple(d, sampler));
+  return out;
 }
 
 nb::tuple row(SessionHandle& h, int i, int32_t previous) {
@@ -82,7 +63,8 @@ nb::tuple row(SessionHandle& h, int i, int32_t previous) {
   Drafter::Signals signals{};
   {
     const nb::gil_scoped_release release;
-    h.drafter().row(i, previous, out.data(), &signals);
+    const float* logits = h.drafter().row(i, previous, &signals);
+    std::copy(logits, logits + out.size(), out.data());
   }
   return nb::make_tuple(out, signals.confidence, signals.top);
 }
@@ -103,9 +85,16 @@ void bind_draft(nb::class_<SessionHandle>& session) {
       .def("draft_start", &start, nb::arg("anchor"), nb::arg("n_rows"),
            "Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.")
       .def("draft_draw", &draw, nb::arg("sampler"), nb::arg("seed"), nb::arg("anchor"), nb::arg("before"), nb::arg("n"),
-           nb::arg("worth"), nb::arg("history") = nb::none(), nb::arg("allowed").noconvert() = nb::none(),
-           "The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token "
+           nb::arg("worth"), nb::arg("history") = nb::none(), nb::arg("allowed").noconvert() = nb::none(), nb::arg("start") = 0,
+           "start: runs the stages first, as draft_start(anchor, start). The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token "
            "of each row). Stops early when the product of the chances so far is not above `worth` of that many drafts.")
+      .def("feed_draw", &feed_draw, nb::arg("token"), nb::arg("sampler"), nb::arg("seed"), nb::arg("history") = nb::none(),
+           "Appends a token and draws the next: as Sampler.draw. The history holds the token already.")
+      .def("verify_draw", &verify_draw, nb::arg("tokens"), nb::arg("sampler"), nb::arg("seed"), nb::arg("history") = nb::none(),
+           "Appends a token and drafts behind it, draws row after row while the drafts hold, and takes the others back: a "
+           "list of draws, one more than drafts that held.")
+      .def_prop_ro("taking_back", [](SessionHandle& h) { return h.taking_back; },
+                   "Did the last verify_draw() fail while it took drafts back?")
       .def("draft_row", &row, nb::arg("i"), nb::arg("previous"),
            "Of the i-th draft after `previous`: logits [vocab], the confidence head's logit, the largest probability.")
       .def_prop_ro("drafter_fault", with([](Session& s) { return s.drafter_fault(); }),

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "bindings/draws.h"
 #include "sampling/philox.h"
 #include "sampling/sampling.h"
 
@@ -51,8 +52,7 @@ nb::tuple draw(Sampler& sampler, const Floats1& logits, uint64_t seed, int64_t p
     const nb::gil_scoped_release release;
     drawn = sampler.draw(row, seed, position);
   }
-  nb::object logprob = sampler.options().logprobs ? nb::object(nb::float_(drawn.logprob)) : nb::object(nb::none());
-  return nb::make_tuple(drawn.token, logprob, std::move(drawn.top_logprobs), drawn.n_kept);
+  return py::draw_tuple(drawn, sampler);
 }
 
 py::Out<int32_t> draw_many(Sampler& sampler, const Floats1& logits, const Seeds& seeds, const Positions& positions,
@@ -104,7 +104,7 @@ void bind_sampling(nb::module_& m) {
            "logit_bias"_a = std::vector<std::pair<int32_t, float>>{}, "logprobs"_a = false, "top_logprobs"_a = 0,
            "plain"_a = false)
       .def("draw", &draw, "logits"_a.noconvert(), "seed"_a, "position"_a, "history"_a = nb::none(), "allowed"_a.noconvert() = nb::none(),
-           "logits [n_vocab] float32, allowed int32 ids -> (token, logprob or None, [(token, logprob)], n_kept).")
+           "logits [n_vocab] float32, allowed int32 ids -> (token, logprob or None, ((token, logprob), ...), n_kept).")
       .def("draw_many", &draw_many, "logits"_a.noconvert(), "seeds"_a.noconvert(), "positions"_a.noconvert(), "history"_a = nb::none(),
            "allowed"_a.noconvert() = nb::none(), "The same row drawn for every (seed, position): tokens [n] int32.")
       .def_prop_ro("needs_history", &Sampler::needs_history)

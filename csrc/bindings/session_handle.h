@@ -134,11 +134,7 @@ class SessionHandle {
     return known ? std::optional(std::move(out)) : std::nullopt;
   }
 
-  // Room for one row of logits, kept from call to call.
-  float* row_buffer() {
-    row_.resize(static_cast<size_t>(session_->model().shape.vocab));
-    return row_.data();
-  }
+  bool taking_back = false;  // stays true when taking back drafts failed (decode/decode.h)
 
   void close() {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
@@ -166,7 +162,6 @@ class SessionHandle {
 
   nb::object model_, drafter_;  // keep the weights mapped
   std::unique_ptr<Session, LeakInFork<Session>> session_;
-  std::vector<float> row_;
   std::mutex mutex_;
   std::atomic<bool> cancel_{false};
 };

@@ -3,6 +3,7 @@
 #include "cpu/decoders.h"
 #include "cpu/row_blocks.h"
 #include "cpu/row_tiles.h"
+#include "cpu/short_rows.h"
 
 DS4_CPU_NAMESPACE_BEGIN
 
@@ -185,6 +186,7 @@ void dot_block(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int6
   if (n > kFewRows && block_rows_fast(m, r0, nr, x, n, out, ldo, scratch)) return;
   if (n >= 1 && n <= kFewRows && few_rows_fast(m, r0, nr, x, n, out, ldo, scratch)) return;
   with_decoder(m, [&](auto make) {
+    if (short_rows(make, r0, nr, x, n, k, out, ldo)) return;
     switch (n) {
       case 0: return;
       case 1: return few_rows<1>(make, r0, nr, x, k, out, ldo);

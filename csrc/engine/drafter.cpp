@@ -312,7 +312,7 @@ void Drafter::stage(int i) {
   backend_->hc_write({n, t_.y, t_.post, t_.comb, t_.stream});
 }
 
-void Drafter::row(int i, int32_t previous, float* logits, Signals* signals) {
+const float* Drafter::row(int i, int32_t previous, Signals* signals) {
   const Shape& s = model_->shape;
   if (i < 0 || i >= n_rows_)
     throw StateError("[draft] row " + std::to_string(i) + " of a draft of " + std::to_string(n_rows_) +
@@ -327,10 +327,10 @@ void Drafter::row(int i, int32_t previous, float* logits, Signals* signals) {
                     t_.logits + static_cast<int64_t>(i) * s.vocab, row_logits_, signals != nullptr ? signals_ : nullptr,
                     signals != nullptr ? signals_ + 1 : nullptr});
   backend_->wait();
-  std::memcpy(logits, row_logits_, static_cast<size_t>(s.vocab) * sizeof(float));
   if (signals != nullptr) *signals = {signals_[0], signals_[1]};
   if (ledger_ != nullptr) ledger_->add_seconds(since(start_time));
-  if (faults_.hit(FaultPoint::draft_nan)) std::fill(logits, logits + s.vocab, std::numeric_limits<float>::quiet_NaN());
+  if (faults_.hit(FaultPoint::draft_nan)) std::fill(row_logits_, row_logits_ + s.vocab, std::numeric_limits<float>::quiet_NaN());
+  return row_logits_;
 }
 
 std::vector<float> Drafter::captured() const {

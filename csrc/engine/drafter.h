@@ -74,12 +74,12 @@ class Drafter {
   // Drafts after `anchor`, the token that the target chose for state.position(). start() runs the stages; row(i)
   // then gives the logits [vocab] of the i-th draft, i < n_rows, when the token before it is `previous`, and, if asked,
   // the confidence head's logit and the probability of the likeliest token. Rows may be asked for in any order, and
-  // again.
+  // again; each is there until the next is asked for.
   void start(int32_t anchor, int n_rows, Poll* poll);
   struct Signals {
     float confidence, top;
   };
-  void row(int i, int32_t previous, float* logits, Signals* signals = nullptr);
+  const float* row(int i, int32_t previous, Signals* signals = nullptr);
   int n_rows() const { return n_rows_; }  // of the draft at hand
 
   // From now on every operation of start() and row() is counted and timed; calling it again starts anew.

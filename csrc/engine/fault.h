@@ -16,11 +16,12 @@ enum class FaultPoint : uint8_t {
   draft_begin, draft_capture, draft_commit, draft_settle, draft_start, draft_row, draft_nan,  // the drafter's part
   run_start, run_layer, run_head, run_commit,                                                 // a run of the target
   rollback_before, rollback_after,                                                            // around a truncation
+  draw,                                                                                       // of a token, in the decode loop
   count
 };
 constexpr std::array<std::string_view, static_cast<size_t>(FaultPoint::count)> kFaultNames = {
     "draft_begin", "draft_capture", "draft_commit", "draft_settle", "draft_start",     "draft_row",     "draft_nan",
-    "run_start",   "run_layer",     "run_head",     "run_commit",   "rollback_before", "rollback_after"};
+    "run_start",   "run_layer",     "run_head",     "run_commit",   "rollback_before", "rollback_after", "draw"};
 
 // One fault that is armed, or none. Costs a comparison where it is asked.
 class Faults {

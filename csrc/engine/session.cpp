@@ -377,7 +377,8 @@ void Session::head(int64_t n, int64_t n_logits, Trace* trace) {
 }
 
 void Session::take_logits(int64_t n_logits, float* out) const {
-  if (n_logits > 0) std::memcpy(out, t_.logits, static_cast<size_t>(n_logits * model_->shape.vocab) * sizeof(float));
+  if (n_logits > 0 && out != nullptr)
+    std::memcpy(out, t_.logits, static_cast<size_t>(n_logits * model_->shape.vocab) * sizeof(float));
 }
 
 }  // namespace ds4

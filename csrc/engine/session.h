@@ -42,12 +42,15 @@ class Session {
   const Model& model() const { return *model_; }
   int64_t chunk() const { return chunk_; }
 
-  // Appends n tokens (1 .. chunk). `out` receives the wanted rows of f32 [vocab]. On any exception the state holds the
-  // tokens that it held before the call.
+  // Appends n tokens (1 .. chunk). `out` receives the wanted rows of f32 [vocab]; null leaves them where logits() finds
+  // them. On any exception the state holds the tokens that it held before the call.
   // after: without logits, so many tokens of the same prefill will follow. Layers whose rows nobody will need are left
   // out (engine/cone.h); should other tokens follow, what they need is computed then.
   void run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, int64_t after = 0,
            Trace* trace = nullptr);
+
+  // The wanted rows of the last run, until anything else is done with the session.
+  const float* logits() const { return t_.logits; }
 
   // What the run after the next one will probably append (at most a chunk): its Engram rows are read while the next
   // run computes. Only a hint; a run that comes otherwise reads its own.

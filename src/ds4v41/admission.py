@@ -32,6 +32,8 @@ class AdmissionConfig:
     """Debt, in serial steps, that a window without gain may leave before it backs off."""
     credit: float = 2.0
     """Most gain of earlier windows, in serial steps, that later losses may use up."""
+    lucky_credit: float = 4.0
+    """Most gain of earlier calls, in serial steps, that the losses of this one may use up: half of a middling one's."""
     stop_loss: float = 1.0
     """Debt in the middle of a window, in serial steps, that ends it at once."""
     back_off: tuple[int, ...] = (16, 32, 64, 128)
@@ -120,8 +122,12 @@ class KnownCosts:
 
     @property
     def luck(self) -> float:
-        """What the cycles of a middling one of the last calls won, in serial steps; 0 until there were two."""
-        return -median([lost[0] for lost in list(self._calls)]) if len(self._calls) >= 2 else 0.0
+        """What the cycles of a middling one of the last calls won, in serial steps. Of a single call only a clear gain
+        counts."""
+        lost = [call[0] for call in list(self._calls)]
+        if len(lost) == 1:
+            return -lost[0] if lost[0] < -2.0 else 0.0
+        return -median(lost) if lost else 0.0
 
     def add(self, draft: float, verify: float, rows: int) -> None:
         """One cycle."""
@@ -174,6 +180,7 @@ class Admission:
         self._expected = self._held = 0.0  # drafts that were expected to be accepted, and that were
         self._hoped = 0.0  # expected of the cycle at hand
         self._lost: list[float] | None = None
+        self._credit = min(self.config.lucky_credit, max(0.0, self._known.luck) / 2)
         self._entry = self._choose_entry()
 
     # ---- questions -----------------------------------------------------------------------------------------------
@@ -321,6 +328,7 @@ class Admission:
         self.stats.net_ms += net
         if self._lost is None:
             self._lost = self._known.begin_call()
+            self._debt = -self._credit * serial
         self._lost[0] = (self.stats.net_ms - self.stats.entry_ms) / serial if serial > 0 else 0.0
         self.stats.losing_cycles += verified and net >= 0
         self._net += net
@@ -329,7 +337,7 @@ class Admission:
             self._close_window(serial)
 
     def _close_window(self, serial: float) -> None:
-        self._debt = max(-self.config.credit * serial, self._debt + self._net)
+        self._debt = max(-max(self.config.credit, self._credit) * serial, self._debt + self._net)
         if self._net < 0:
             self._bad_windows = self._skip = 0
         elif self._debt > self.config.loss_budget * serial:
@@ -366,6 +374,7 @@ class TraceStep:
 
     signals: tuple[float, ...]
     accepted: int
+    in_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +398,9 @@ def replay(trace: Sequence[TraceStep], costs: Costs, config: AdmissionConfig) ->
     at, ms = 0, 0.0
     while at < len(trace):
         step = trace[at]
-        if not admission.admit():
+        if at > 0 and trace[at - 1].in_reasoning and not step.in_reasoning:
+            admission.left_reasoning()
+        if not admission.admit(step.in_reasoning):
             admission.serial_step(costs.serial_ms)
             ms += costs.serial_ms
             at += 1

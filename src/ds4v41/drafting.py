@@ -1,8 +1,8 @@
-"""How the decode loop gets the logits after a token: by a plain step, or out of a verified draft.
+"""How the decode loop gets the next token: by a plain step, or out of a block of verified drafts.
 
-The loop draws every token itself, from the same logits, in the same order, with the same options, whether there is a
-drafter or not. What is here only decides how many rows the target computes at once: a draft that equals the token the
-loop draws next has its row computed already. So drafting cannot change a token (docs/dspark.md).
+Every token is drawn from the same logits, in the same order, with the same options, whether there is a drafter or not.
+What is here only decides how many rows the target computes at once: a draft that equals the token that is drawn has its
+row computed already. So drafting cannot change a token (docs/dspark.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from .admission import Admission, AdmissionConfig
 from .errors import Cancelled, Ds4Error, NumericsError, OptionError, StateError
-from .sampling import Sampler
+from .masks import Masks
+from .sampling import Draw, Sampler
 
 if TYPE_CHECKING:
     from .session import Session
@@ -27,11 +28,103 @@ Allowed = Callable[[list[int]], Any]
 """Drafts so far -> token ids (int32) that the mask hook allows after them, or None for all. May raise."""
 
 
-class Steps(Protocol):
-    """Feeds drawn tokens to the model."""
+class Rows(Protocol):
+    """Computes rows of the target and draws from them."""
 
-    def advance(self, token: int) -> Row:
-        """Feed `token`; the logits after it, [vocab]."""
+    def first(self, row: Row) -> Draw:
+        """The draw after the prompt, from its last row."""
+
+    def feed(self, token: int) -> Draw:
+        """Append `token` by a plain step; the draw after it."""
+
+    def verify(self, token: int, drafts: list[int]) -> Draw:
+        """Append `token` and drafts behind it; the draw after `token`."""
+
+    def ahead(self, token: int) -> Draw | None:
+        """The draw after `token`, if the block at hand has its row. The session then counts `token` as read."""
+
+    def drop(self) -> None:
+        """Take back what was verified and not reached."""
+
+
+class DrawnRows:
+    """A step and its draw are one call of the extension; so is a block with all the draws that its drafts allow."""
+
+    def __init__(self, session: Session, sampler: Sampler, history: Any) -> None:
+        self._session, self._sampler, self._history = session, sampler, history
+        self._draws: list[Draw] = []  # behind drafts that held and were not reached yet, last one first
+
+    def first(self, row: Row) -> Draw:
+        """At the present position."""
+        return self._sampler.draw(row, self._session.position, history=self._history)
+
+    def feed(self, token: int) -> Draw:
+        """One token, one step."""
+        return self._session.feed_draw(token, self._sampler, self._history)
+
+    def verify(self, token: int, drafts: list[int]) -> Draw:
+        """Drafts that did not hold are gone from the session already."""
+        self._draws = self._session.verify_draw([token, *drafts], self._sampler, self._history)
+        self._draws.reverse()
+        return self._draws.pop()
+
+    def ahead(self, token: int) -> Draw | None:
+        """All draws that are left are of this text."""
+        if not self._draws or self._session.n_ahead != len(self._draws):
+            return None
+        self._session.accept()
+        return self._draws.pop()
+
+    def drop(self) -> None:
+        """Where the text ends in the middle of a block."""
+        self._draws = []
+        self._session.drop_ahead()
+
+
+class MaskedRows:
+    """With a mask, which is asked about a text when the text is there: rows are kept and drawn from one by one."""
+
+    def __init__(self, session: Session, sampler: Sampler, history: Any, masks: Masks, tokens: list[int]) -> None:
+        """tokens: of the text so far; the loop adds to them."""
+        self._session, self._sampler, self._history, self._masks = session, sampler, history, masks
+        self._tokens = tokens
+        self._rows: list[Row] = []  # of drafts that were verified and not reached yet
+        self._drafts: list[int] = []
+
+    def first(self, row: Row) -> Draw:
+        """At the present position."""
+        allowed = self._masks.at(self._tokens)
+        return self._sampler.draw(row, self._session.position, history=self._history, allowed=allowed)
+
+    def feed(self, token: int) -> Draw:
+        """One token, one step."""
+        return self.first(self._session.feed(token))
+
+    def verify(self, token: int, drafts: list[int]) -> Draw:
+        """All drafts stay until one of them does not hold."""
+        rows: list[Row] = list(self._session.verify([token, *drafts]))
+        self._drafts, self._rows = list(drafts), rows[1:]
+        return self.first(rows[0])
+
+    def ahead(self, token: int) -> Draw | None:
+        """Is `token` the next draft?"""
+        if not self._rows or self._drafts[0] != token or self._session.n_ahead != len(self._rows):
+            return None
+        del self._drafts[0]
+        self._session.accept()
+        return self.first(self._rows.pop(0))
+
+    def drop(self) -> None:
+        """Where a draft does not hold, or the text ends."""
+        self._rows, self._drafts = [], []
+        self._session.drop_ahead()
+
+
+class Steps(Protocol):
+    """Feeds drawn tokens to the model and draws the next ones."""
+
+    def advance(self, token: int) -> Draw:
+        """Feed `token`; the draw after it."""
 
     def close(self) -> None:
         """The text is over: judge the cycle at hand. The session keeps what was read."""
@@ -40,15 +133,15 @@ class Steps(Protocol):
 class SerialSteps:
     """One token, one step."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, rows: Rows) -> None:
+        self._session, self._rows = session, rows
 
-    def advance(self, token: int) -> Row:
+    def advance(self, token: int) -> Draw:
         """Feed one token."""
         before = time.perf_counter()
-        row = self._session.feed(token)
-        self._session.stats.add_decode(1, time.perf_counter() - before)
-        return row
+        draw = self._rows.feed(token)
+        self._session._stats.add_decode(1, time.perf_counter() - before)
+        return draw
 
     def close(self) -> None:
         """Nothing to judge."""
@@ -71,9 +164,10 @@ class ModelProposer:
     def propose(self, anchor: int, most: int, worth: Sequence[float]) -> tuple[list[int], list[float]]:
         """All in one call of the extension, or with a mask one row after another."""
         ext, sampler = self._session._ext, self._sampler
-        ext.draft_start(anchor, most)
         if self._allowed is None:
-            return ext.draft_draw(sampler.handle, sampler.seed, anchor, [], most, list(worth), self._history)
+            handle, seed = sampler.handle, sampler.seed
+            return ext.draft_draw(handle, seed, anchor, [], most, list(worth), self._history, start=most)
+        ext.draft_start(anchor, most)
         drafts: list[int] = []
         chances: list[float] = []
         while len(drafts) < most:
@@ -98,6 +192,7 @@ class DraftingSteps:
     def __init__(
         self,
         session: Session,
+        rows: Rows,
         proposer: Proposer,
         admission: Admission,
         limit: int,
@@ -108,28 +203,25 @@ class DraftingSteps:
     ) -> None:
         """`limit`: most tokens of this call. `forced`: verify this many drafts at every step, whatever it costs.
         `think`: ids that open and close reasoning."""
-        self._session, self._proposer, self._admission = session, proposer, admission
+        self._session, self._rows, self._proposer, self._admission = session, rows, proposer, admission
         self._left = limit  # tokens that may still be drawn, the one at hand included
         self._forced = forced
         self._think = think
         self._in_reasoning = in_reasoning
-        self._rows: list[Row] = []  # of the drafts that were verified and not reached yet
-        self._drafts: list[int] = []
         self._cycle: tuple[float, float, int] | None = None  # draft ms, verify ms, drafts
         self._hits = 0
 
-    def advance(self, token: int) -> Row:
+    def advance(self, token: int) -> Draw:
         """Feed `token`: its row is there already when it was drafted, else by a verify or a plain step."""
         self._left -= 1
         if self._think is not None:
             self._follow_reasoning(token)
-        if self._rows and self._drafts[0] == token and self._session.n_ahead == len(self._rows):
-            del self._drafts[0]
-            self._hits += 1
-            row = self._session.accept(self._rows.pop(0))
-            self._session.stats.add_decode(1, 0.0)
-            return row
         if self._cycle is not None:
+            draw = self._rows.ahead(token)
+            if draw is not None:
+                self._hits += 1
+                self._session._stats.add_decode(1, 0.0)
+                return draw
             self.close()
         if not self._wanted():  # what a token costs where drafting does not pay: next to nothing
             return self._serial(token, None)
@@ -142,36 +234,36 @@ class DraftingSteps:
             draft_ms, verify_ms, drafts = self._cycle
             before = time.perf_counter()
             self._cycle = None
-            self._rows, self._drafts = [], []
-            self._session.drop_ahead()
+            self._rows.drop()
             spent = time.perf_counter() - before
             self._admission.verified(draft_ms, verify_ms + 1e3 * spent, drafts, 1 + self._hits)
-            self._session.stats.add_decode(0, spent)
+            self._session._stats.add_decode(0, spent)
 
     def _wanted(self) -> bool:
         wanted = self._admission.admit(self._in_reasoning) if self._forced is None else self._forced > 0
         return wanted and self._session.drafter_fault is None
 
-    def _cycle_from(self, token: int, most: int) -> Row:
+    def _cycle_from(self, token: int, most: int) -> Draw:
         self._enter()
         before = time.perf_counter()
         drafts = self._draft(token, most)
         draft_ms = 1e3 * (time.perf_counter() - before)
         if not drafts:
             return self._serial(token, draft_ms)
-        before = time.perf_counter()
+        position, before = self._session.position, time.perf_counter()
         try:
-            rows: list[Row] = list(self._session.verify([token, *drafts]))
-        except NumericsError:  # of a row that serial decoding may never see: let it say so itself
-            return self._serial(token, draft_ms)
-        except MemoryError as error:  # six rows may need more than one
-            self._session.drop_drafter(f"no memory for a verify step of {1 + len(drafts)} rows ({error})")
+            draw = self._rows.verify(token, drafts)
+        except (NumericsError, MemoryError) as error:
+            if self._session.position > position:  # the step went well, what failed is the text's own
+                raise
+            if isinstance(error, MemoryError):  # six rows may need more than one
+                self._session.drop_drafter(f"no memory for a verify step of {1 + len(drafts)} rows ({error})")
+            # Numbers of a row that serial decoding may never see: let it say so itself.
             return self._serial(token, draft_ms)
         verify_ms = 1e3 * (time.perf_counter() - before)
-        self._session.stats.add_decode(1, (draft_ms + verify_ms) / 1e3)
+        self._session._stats.add_decode(1, (draft_ms + verify_ms) / 1e3)
         self._cycle, self._hits = (draft_ms, verify_ms, len(drafts)), 0
-        self._drafts, self._rows = drafts, rows[1:]
-        return rows[0]
+        return draw
 
     def _enter(self) -> None:
         """Fill the drafter's windows, when serial decoding or a prefill left much to do; what one draft leaves to the
@@ -187,7 +279,7 @@ class DraftingSteps:
             self._session.drop_drafter(f"{type(error).__name__}: {error}")
         spent = time.perf_counter() - before
         self._admission.entered(1e3 * spent)
-        self._session.stats.add_decode(0, spent)
+        self._session._stats.add_decode(0, spent)
 
     def _draft(self, token: int, most: int) -> list[int]:
         """The drafts to verify; none when they are not worth it or the drafter failed."""
@@ -207,16 +299,16 @@ class DraftingSteps:
             return drafts
         return drafts[: self._admission.choose(chances)]
 
-    def _serial(self, token: int, draft_ms: float | None) -> Row:
+    def _serial(self, token: int, draft_ms: float | None) -> Draw:
         before = time.perf_counter()
-        row = self._session.feed(token)
+        draw = self._rows.feed(token)
         ms = 1e3 * (time.perf_counter() - before)
         if draft_ms is None:
             self._admission.serial_step(ms)
         else:
             self._admission.declined(draft_ms, ms)
-        self._session.stats.add_decode(1, (ms + (draft_ms or 0.0)) / 1e3)
-        return row
+        self._session._stats.add_decode(1, (ms + (draft_ms or 0.0)) / 1e3)
+        return draw
 
     def _follow_reasoning(self, token: int) -> None:
         if self._think is None or token not in self._think:
@@ -234,11 +326,12 @@ def make_steps(
     limit: int,
     drafting: str | int,
     prompt: NDArray[np.int32],
+    rows: Rows,
     allowed: Allowed | None = None,
 ) -> Steps:
     """The steps that a call of `generate` takes. drafting: "auto", "answers", "off", or a number of drafts to force."""
     if drafting == "off" or session.drafter is None or session.drafter_fault is not None:
-        return SerialSteps(session)
+        return SerialSteps(session, rows)
     answers = drafting == "answers"
     # (Forced drafts say nothing about whether drafting pays.)
     known = session.drafter.costs if isinstance(drafting, str) else None
@@ -247,6 +340,7 @@ def make_steps(
     think = _think_ids(session) if answers else None
     return DraftingSteps(
         session,
+        rows,
         session.proposer(sampler, history, allowed),
         admission,
         limit,

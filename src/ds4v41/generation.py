@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .checks import callback, positive_int
-from .drafting import make_steps
+from .drafting import DrawnRows, MaskedRows, Rows, make_steps
 from .errors import ContextError, OptionError, StateError
 from .masks import MaskHook, Masks
 from .prefill import ProgressCallback
@@ -126,12 +126,13 @@ class TokenStream:
         history = self.sampler.new_history(self.prompt) if options.sampling.needs_history else None
         masks = None if options.mask is None else Masks(options.mask, self.sampler.n_vocab)
         ahead = None if masks is None else lambda drafts: masks.ahead(self.tokens + drafts)
-        steps = make_steps(session, self.sampler, history, self.limit, options.drafting, self.prompt, ahead)
+        rows: Rows = DrawnRows(session, self.sampler, history)
+        if masks is not None:
+            rows = MaskedRows(session, self.sampler, history, masks, self.tokens)
+        steps = make_steps(session, self.sampler, history, self.limit, options.drafting, self.prompt, rows, ahead)
         try:
-            while len(self.tokens) < self.limit:
-                position = session.position
-                allowed = masks.at(self.tokens) if masks is not None else None
-                draw = self.sampler.draw(row, position, history=history, allowed=allowed)
+            draw, position = rows.first(row), len(self.prompt)
+            while True:
                 if draw.token in options.stop_ids:
                     self.finish_reason, self.stop_id = "stop", draw.token
                     return
@@ -146,7 +147,8 @@ class TokenStream:
                     )
                 if history is not None:
                     history.add(np.array([draw.token], np.int32))
-                row = steps.advance(draw.token)
+                draw = steps.advance(draw.token)
+                position += 1
             self.finish_reason = "length"
         finally:
             if session.epoch == epoch and not session.closed:

@@ -25,6 +25,7 @@ from .ledger import Ledger
 from .memory import MAX_STEP_ROWS, run_rows
 from .prefill import LogitsChoice, ProgressCallback, run_prefill
 from .results import Completion, Piece, Stats
+from .sampling import Draw
 
 if TYPE_CHECKING:
     from .drafter import Drafter
@@ -253,7 +254,13 @@ class Session:
         self._last_row = (self.position, rows[0])
         return self._last_row[1]
 
-    # ---- drafts: used by the decode loop -----------------------------------------------------------------------
+    # ---- used by the decode loop -------------------------------------------------------------------------------
+
+    def feed_draw(self, token: int, sampler: Sampler, history: Any) -> Draw:
+        """Append one generated token (of which `history` knows already) and draw the next."""
+        self.drop_ahead()
+        self._last_row = None
+        return Draw(*self._ext.feed_draw(token, sampler.handle, sampler.seed, history))
 
     @property
     def room(self) -> int:
@@ -296,12 +303,24 @@ class Session:
         self._last_row = (self.position, rows[0])
         return rows
 
-    def accept(self, row: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The text reached the next verified draft, whose logits are `row`."""
+    def verify_draw(self, tokens: list[int], sampler: Sampler, history: Any) -> list[Draw]:
+        """The same, with the draws from row after row while the drafts hold; those that do not are taken back."""
+        self.drop_ahead()
+        self._last_row = None
+        self._hold = self.position + 1
+        try:
+            drawn = self._ext.verify_draw(tokens, sampler.handle, sampler.seed, history)
+        except BaseException as error:
+            if self._ext.taking_back:
+                self._unsafe = f"{type(error).__name__}: {error}"
+            raise
+        return [Draw(*draw) for draw in drawn]
+
+    def accept(self) -> None:
+        """The text reached the next verified draft."""
         assert self._hold is not None and self._hold < self._ext.position
         self._hold += 1
-        self._last_row = (self._hold, row)
-        return row
+        self._last_row = None
 
     def drop_ahead(self) -> None:
         """Take back verified drafts that the text did not reach. Raises StateError while the session is unsafe."""

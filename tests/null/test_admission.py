@@ -157,7 +157,7 @@ def test_known_costs_serve_the_next_call() -> None:
 
 def test_calls_after_winning_ones_begin_at_once_and_after_losing_ones_late() -> None:
     known = KnownCosts()
-    won, lost = ((6, 16), (6, 16), (6, 3), (1, 3), (1, 3), (1, 3)), ((1, 64), (6, 64), (6, 64), (6, 64), (6, 3))
+    won, lost = ((6, 16), (6, 3), (6, 3), (1, 3), (1, 3), (1, 3)), ((1, 64), (6, 64), (6, 64), (6, 64), (6, 3))
     for call, (committed, entry) in enumerate(won + lost):
         admission = Admission(known=known)
         waited = 0
@@ -281,3 +281,20 @@ def test_any_trace_is_within_its_entry_costs(
     assert lost <= windows * (1.0 + 0.5 + draft + verify) + 1e-6
     assert got.stats.back_offs <= 1 + len(steps) / 16
     assert got.stats.accepted == sum(got.stats.accepted_at) <= got.stats.drafted
+
+
+def test_half_of_what_earlier_calls_won_may_be_lost_before_drafting_pauses() -> None:
+    known = KnownCosts()
+
+    def cycles_until_it_pauses(committed: int) -> int:
+        admission, n = Admission(known=known), 0
+        while not admission.admit():
+            admission.serial_step(10.0)
+        while admission.admit() and n < 6:
+            admission.verified(5.0, 27.0, 5, committed)  # 3.2 serial steps
+            n += 1
+        return n
+
+    assert cycles_until_it_pauses(1) == 1  # nobody has won anything yet
+    assert [cycles_until_it_pauses(6) for _ in range(3)] == [6, 6, 6]
+    assert cycles_until_it_pauses(1) == 3  # 2.2 steps are lost by each, four may be and one more

@@ -34,7 +34,10 @@ MAY_INCLUDE: dict[str, frozenset[str]] = {
     "metal_host": frozenset({"base", "contract", "metal"}),
     "metal_standin": frozenset({"base", "metal"}),
     "cuda": frozenset({"base", "metal"}),
-    "bindings": frozenset({"base", "convert", "engram", "sampling", "kv", "engine", "factory", "metal_standin"}),
+    "decode": frozenset({"base", "sampling", "engine"}),
+    "bindings": frozenset(
+        {"base", "convert", "decode", "engram", "sampling", "kv", "engine", "factory", "metal_standin"}
+    ),
     "metal": frozenset(),
 }
 

@@ -371,7 +371,7 @@ def test_logprobs_are_of_the_raw_logits(n_vocab: int) -> None:
     order = np.lexsort((np.arange(n_vocab), -logits))[:top]
     assert [t for t, _ in found] == order.tolist()
     np.testing.assert_allclose([p for _, p in found], expected[order], atol=2e-5)
-    assert make(options, n_vocab).draw(logits, 1, 2)[:3] == (token, None, [])
+    assert make(options, n_vocab).draw(logits, 1, 2)[:3] == (token, None, ())
 
 
 # ---------------------------------------------------------------- bad input, the Python face

@@ -309,10 +309,24 @@ class Session:
         Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.
         """
 
-    def draft_draw(self, sampler: sampling.Sampler, seed: int, anchor: int, before: Sequence[int], n: int, worth: Sequence[float], history: sampling.TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple[list[int], list[float]]:
+    def draft_draw(self, sampler: sampling.Sampler, seed: int, anchor: int, before: Sequence[int], n: int, worth: Sequence[float], history: sampling.TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, start: int = 0) -> tuple[list[int], list[float]]:
         """
-        The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token of each row). Stops early when the product of the chances so far is not above `worth` of that many drafts.
+        start: runs the stages first, as draft_start(anchor, start). The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token of each row). Stops early when the product of the chances so far is not above `worth` of that many drafts.
         """
+
+    def feed_draw(self, token: int, sampler: sampling.Sampler, seed: int, history: sampling.TokenHistory | None = None) -> tuple:
+        """
+        Appends a token and draws the next: as Sampler.draw. The history holds the token already.
+        """
+
+    def verify_draw(self, tokens: Sequence[int], sampler: sampling.Sampler, seed: int, history: sampling.TokenHistory | None = None) -> list:
+        """
+        Appends a token and drafts behind it, draws row after row while the drafts hold, and takes the others back: a list of draws, one more than drafts that held.
+        """
+
+    @property
+    def taking_back(self) -> bool:
+        """Did the last verify_draw() fail while it took drafts back?"""
 
     def draft_row(self, i: int, previous: int) -> tuple:
         """

@@ -39,7 +39,7 @@ class Sampler:
 
     def draw(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int, position: int, history: TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple:
         """
-        logits [n_vocab] float32, allowed int32 ids -> (token, logprob or None, [(token, logprob)], n_kept).
+        logits [n_vocab] float32, allowed int32 ids -> (token, logprob or None, ((token, logprob), ...), n_kept).
         """
 
     def draw_many(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], seeds: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], history: TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> NDArray[numpy.int32]:
