@@ -6,9 +6,9 @@ import codecs
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ds4v41.checks import path_of
 from ds4v41.errors import OptionError, TokenError, TokenizerError
 from ds4v41.tokenizer_spec import TokenizerSpec, byte_of_char, refuse, spec_from_gguf, spec_from_json
 
@@ -69,10 +69,10 @@ class Tokenizer:
 
         Raises TokenizerError when the file is missing, damaged or not the V4.1 vocabulary.
         """
-        file = Path(path)
-        if file.is_dir():
+        file = path_of("path", path)
+        if os.path.isdir(file):
             file = file / "tokenizer.json"
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise TokenizerError(f"{file}: expected a tokenizer.json, found no such file. Give the path of the "
                                  "tokenizer.json in the model's folder.")
         try:

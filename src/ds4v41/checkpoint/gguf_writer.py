@@ -75,6 +75,8 @@ class CompleteFile:
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self.path = path
+        if not path.name:
+            raise CheckpointError(f"{path}: this is a folder; give the name of a file")
         self._partial = path.with_name(path.name + PARTIAL_SUFFIX)
         self._overwrite = overwrite
         self._descriptor = -1
@@ -96,7 +98,7 @@ class CompleteFile:
         return self
 
     def _refuse_existing(self) -> None:
-        if self.path.is_dir():
+        if os.path.isdir(self.path):
             raise CheckpointError(f"{self.path}: this is a folder; give the name of a file")
         if not self._overwrite and os.path.lexists(self.path):
             raise CheckpointError(

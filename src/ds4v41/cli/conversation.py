@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..atomic import write_atomically
 from ..chat import Event, render
 from ..chat.render import resolve_effort
+from ..checks import path_of
 from ..errors import ChatError, OptionError
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ class Conversation:
 
     def save(self, path: str) -> None:
         """Write the conversation, token ids included. Replaces only a file that holds a conversation."""
-        where = Path(path).expanduser()
-        if where.exists() and not _is_saved_chat(where):
+        where = path_of("path", path)
+        if os.path.exists(where) and not _is_saved_chat(where):
             raise OptionError(f"{path}: this file exists and is no saved conversation; give another name")
         messages = [m if isinstance(m, dict) else m.to_dict() for m in self.messages]
         saved = {SAVE_KEY: SAVE_VERSION, "model": str(self.session.model.path), "messages": messages}
@@ -107,7 +108,7 @@ class Conversation:
 
     def load(self, path: str) -> None:
         """Go on with a saved conversation. Raises ChatError when the file holds none."""
-        where = Path(path).expanduser()
+        where = path_of("path", path)
         saved = _read_json(where)
         if not isinstance(saved, dict) or saved.get(SAVE_KEY) != SAVE_VERSION:
             raise ChatError(f"{path}: expected a conversation that /save wrote ({SAVE_KEY}: {SAVE_VERSION})")
@@ -120,7 +121,7 @@ class Conversation:
 
 
 def _is_saved_chat(path: Path) -> bool:
-    if not path.is_file() or not os.access(path, os.R_OK):
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):
         return False
     try:
         saved = _read_json(path)
