@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from .errors import OptionError, TokenError, shown
 
+_MOST = 2**63 - 1
+
 
 def token_ids(tokens: ArrayLike, n_vocab: int) -> NDArray[np.int32]:
     """Token ids as int32 [n], n >= 1. Raises TokenError for anything else."""
@@ -39,7 +41,7 @@ def positive_int(name: str, value: Any, minimum: int = 1, maximum: int | None = 
     """An integer in a range. Raises OptionError that names the option."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise OptionError(f"{name}: expected an integer, found {shown(value)}")
-    if value < minimum or (maximum is not None and value > maximum):
+    if value < minimum or value > (_MOST if maximum is None else maximum):
         limits = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
         raise OptionError(f"{name}: expected {limits}, found {shown(value)}")
     return int(value)

@@ -90,7 +90,7 @@ def _split_stops(stop: Any, n_vocab: int) -> tuple[tuple[str, ...], frozenset[in
         elif 0 <= item < n_vocab:
             ids.append(int(item))
         else:
-            raise OptionError(f"stop[{i}]: expected a token id from 0 to {n_vocab - 1}, found {item}")
+            raise OptionError(f"stop[{i}]: expected a token id from 0 to {n_vocab - 1}, found {shown(item)}")
     StopMatcher(strings)  # refuses empty strings now, not in the middle
     return tuple(strings), frozenset(ids)
 

@@ -228,6 +228,7 @@ class Model:
         chunk: int | None = None,
     ) -> tuple[MemoryPlan, int]:
         """What a session would take, and the chunk it would use (see `session`). Nothing is allocated."""
+        self._check_drafter(drafter)
         longest = self.config.max_position_embeddings
         context = longest if context is None else positive_int("context", context, 1, longest)
         retain = positive_int("retain", retain, 0)
@@ -273,12 +274,6 @@ class Model:
         """
         from .session import Session
 
-        if drafter is not None:
-            from .drafter import Drafter
-
-            if not isinstance(drafter, Drafter):
-                raise OptionError(f"drafter: expected a Drafter (see Drafter.open) or None, found {shown(drafter)}")
-            drafter.check_for(self)
         if store is not None and not isinstance(store, KVStore):
             raise OptionError(f"store: expected a KVStore or None, found {shown(store)}")
         choice("decoder", decoder, ("cone", "all"))
@@ -294,6 +289,15 @@ class Model:
             store=store,
             every_row=decoder == "all",
         )
+
+    def _check_drafter(self, drafter: Any) -> None:
+        if drafter is None:
+            return
+        from .drafter import Drafter
+
+        if not isinstance(drafter, Drafter):
+            raise OptionError(f"drafter: expected a Drafter (see Drafter.open) or None, found {shown(drafter)}")
+        drafter.check_for(self)
 
     def load_session(
         self,

@@ -297,7 +297,8 @@ def _checked(options: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
     if 0 < temperature < MIN_TEMPERATURE:
         problems.append(f"temperature: expected 0 (the likeliest token) or at least 0.00001, found {temperature!r}")
     if values.get("top_logprobs", 0) > 0 and not values.get("logprobs", False):
-        problems.append(f"top_logprobs: needs logprobs=True, found top_logprobs={values['top_logprobs']} without it")
+        found = shown(values["top_logprobs"])
+        problems.append(f"top_logprobs: needs logprobs=True, found top_logprobs={found} without it")
     return values, problems
 
 

@@ -374,7 +374,7 @@ class Session:
         if isinstance(to, bool) or not isinstance(to, (int, np.integer)):
             raise OptionError(f"truncate: expected a position or a mark, found {shown(to)}")
         if not 0 <= to <= self.position:
-            raise StateError(f"truncate: expected a position from 0 to {self.position}, found {to}")
+            raise StateError(f"truncate: expected a position from 0 to {self.position}, found {shown(to)}")
         self._new_call()
         self._ext.truncate(int(to))
         self._hold = self._unsafe = None

@@ -92,8 +92,13 @@ class Reader:
         if isinstance(messages, (str, bytes, Mapping, Message)) or not isinstance(messages, Iterable):
             self.problems.append(f"{where}: expected a list of messages, found {type(messages).__name__}")
             return []
+        try:
+            given = iter(messages)
+        except TypeError:  # an array without dimensions
+            self.problems.append(f"{where}: expected a list of messages, found {type(messages).__name__}")
+            return []
         turns: list[Turn] = []
-        for i, message in enumerate(messages):
+        for i, message in enumerate(given):
             turn = self._turn(message, f"{where}[{i}]")
             if turn is not None:
                 self._append(turns, turn)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..session import Session
 
 SAVE_KEY, SAVE_VERSION = "ds4v41_chat", 1
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
@@ -43,7 +44,7 @@ class Conversation:
         if text == "off":
             self.thinking = False
             return
-        self.effort = resolve_effort(int(text) if re.fullmatch(r"[+-]?\d+", text) else text)
+        self.effort = resolve_effort(int(text) if re.fullmatch(r"[+-]?\d{1,9}", text) else text)
         self.thinking = True
 
     @property
@@ -132,6 +133,12 @@ def _is_saved_chat(path: Path) -> bool:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ChatError(f"{path}: expected at most {_MOST_BYTES:,} bytes of JSON that /save wrote, found more")
+        return json.loads(data)
+    except RecursionError as error:
+        raise ChatError(f"{path}: expected JSON that /save wrote, found one that is nested too deeply") from error
     except ValueError as error:  # not JSON, or not UTF-8
         raise ChatError(f"{path}: expected JSON that /save wrote: {error}") from error
