@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from . import _ext
-from .atomic import write_atomically
+from .atomic import may_be_replaced, write_atomically
 from .bench.common import environment, interval, median
 from .bench.model import fill
 from .checks import path_of, positive_int
@@ -52,7 +52,7 @@ def run(
     if not os.path.isdir(where.parent):
         raise OptionError(f"report: {where.parent} is no folder; name a file in one that exists")
     measured = None if model is None else path_of("model", model)
-    if not where.name or os.path.isdir(where) or not os.access(where.parent, os.W_OK):
+    if not where.name or not may_be_replaced(where) or not os.access(where.parent, os.W_OK):
         raise OptionError(f"report: {where}: this file cannot be written; name one in a folder that can be")
     if measured is not None and not os.path.exists(measured):
         raise OptionError(f"model: {model}: no such file or folder")

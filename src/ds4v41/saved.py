@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from . import _ext
+from .atomic import may_be_replaced
 from .errors import ContextError, StoreError
 from .kvstore.files import closing_fd, open_regular, sync_folder
 from .kvstore.format import HEADER_BYTES, SESSION, Header, Prefixes, checksum
@@ -31,6 +33,8 @@ def save(session: _ext.Session, path: Path, root: bytes, numerics: str) -> int:
     )  # fmt: skip
     if not path.name or os.path.isdir(path):
         raise StoreError(f"{path}: this is a folder; give the name of a file")
+    if not may_be_replaced(path):
+        raise StoreError(f"{path}: this is a pipe or a device, not a file; it is left as it is")
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(aside, "xb") as file:
@@ -42,7 +46,8 @@ def save(session: _ext.Session, path: Path, root: bytes, numerics: str) -> int:
         os.replace(aside, path)
         sync_folder(path.parent)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
         raise StoreError(f"{path}: the session could not be saved: {error}") from error
     except BaseException:  # Ctrl-C
         aside.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ds4v41.checks import path_of
-from ds4v41.errors import OptionError, TokenError, TokenizerError
+from ds4v41.errors import OptionError, TokenError, TokenizerError, shown
 from ds4v41.tokenizer_spec import TokenizerSpec, byte_of_char, refuse, spec_from_gguf, spec_from_json
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ class Tokenizer:
             # numpy integers are fine; bool is an int in Python but never a token id
             index = getattr(i, "__index__", None)
             if index is None or isinstance(i, bool) or not 0 <= index() < size:
-                raise TokenError(f"token {position}: expected an id in 0 .. {size - 1}, found {i!r}")
+                raise TokenError(f"token {position}: expected an id in 0 .. {size - 1}, found {shown(i)}")
 
     def stream(self, *, skip_special: bool = False) -> StreamDecoder:
         """A decoder that takes one id at a time and never splits a character."""

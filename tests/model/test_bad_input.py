@@ -11,6 +11,7 @@ import pytest
 
 import ds4v41
 from ds4v41 import KVStore, bench
+from ds4v41.atomic import write_atomically
 from ds4v41.errors import CheckpointError, MemoryPlanError, OptionError, StoreError
 from ds4v41.model import NANO
 from ds4v41.synth_gguf import write_gguf
@@ -161,3 +162,16 @@ def test_objects_of_a_store_that_are_no_files(tmp_path: Path, kind: str, index: 
         with KVStore(tmp_path / "s") as store, model.session(64, store=store) as session:
             assert session.generate(prompt, max_tokens=2, temperature=0).finish().tokens == wanted
             assert session.stats.restored == 0
+
+
+def test_what_is_no_file_is_never_replaced(session: ds4v41.Session, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    session.prefill([5, 6])
+    with pytest.raises(StoreError, match="left as it is"):
+        session.save(pipe)
+    with pytest.raises(CheckpointError, match="left as it is"):
+        write_gguf(pipe, "tiny", experts=4, engram_rows=1000, overwrite=True)
+    with pytest.raises(OSError, match="found a folder, pipe or device"):
+        write_atomically(pipe, "text")
+    assert os.listdir(tmp_path) == ["pipe"] and pipe.is_fifo()

@@ -43,20 +43,28 @@ def test_a_message_survives_every_value() -> None:
     assert len(long) < 300 and "1,000,002 characters" in long
 
 
-@pytest.mark.parametrize("value", [None, True, 0, -1, 1.0, "1", ENDLESS, -ENDLESS, Unspeakable(), np.float64(1), []])
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 0, -1, 1.0, "1", ENDLESS, -ENDLESS, Unspeakable(), np.float64(1), []],
+    ids=lambda v: type(v).__name__,
+)
 def test_no_integer(value: Any) -> None:
     with pytest.raises(OptionError, match=r"^n: expected"):
         positive_int("n", value)
 
 
-@pytest.mark.parametrize("value", [None, 3, "c", Unspeakable(), ENDLESS, np.array([1, 2]), {}])
+@pytest.mark.parametrize(
+    "value", [None, 3, "c", Unspeakable(), ENDLESS, np.array([1, 2]), {}], ids=lambda v: type(v).__name__
+)
 def test_no_choice(value: Any) -> None:
     with pytest.raises(OptionError, match=r"^n: expected one of a, b"):
         choice("n", value, ("a", "b"))
 
 
 @pytest.mark.parametrize(
-    "value", [None, 3, b"/tmp", "", "a\0b", "\ud800", "~nobody-of-this-name/x", "x" * 5000, BytesPath(), Pathless()]
+    "value",
+    [None, 3, b"/tmp", "", "a\0b", "\ud800", "~nobody-of-this-name/x", "x" * 5000, BytesPath(), Pathless()],
+    ids=lambda v: type(v).__name__,
 )
 def test_no_path(value: Any) -> None:
     with pytest.raises(OptionError, match=r"^where: "):
@@ -70,7 +78,11 @@ def test_a_path(tmp_path: Path) -> None:
     assert path_of("where", odd) == Path(odd)
 
 
-@pytest.mark.parametrize("value", ["9" * 400 + " GiB", "99999999999 TiB", ENDLESS, -1, 1.5, True, None, "x", "-1 GiB"])
+@pytest.mark.parametrize(
+    "value",
+    ["9" * 400 + " GiB", "99999999999 TiB", ENDLESS, -1, 1.5, True, None, "x", "-1 GiB"],
+    ids=lambda v: type(v).__name__,
+)
 def test_no_size(value: Any) -> None:
     for parse in (parse_size, parse_bytes):
         with pytest.raises(OptionError, match=r"^budget: expected bytes"):
@@ -81,7 +93,7 @@ def test_a_size_may_be_a_number_of_numpy() -> None:
     assert parse_size("b", np.int64(5)) == parse_bytes("b", np.int64(5)) == 5
 
 
-@pytest.mark.parametrize("value", [10**400, -ENDLESS, Fraction(10**400), ENDLESS])
+@pytest.mark.parametrize("value", [10**400, -ENDLESS, Fraction(10**400), ENDLESS], ids=lambda v: type(v).__name__)
 def test_numbers_beyond_every_float(value: Any) -> None:
     with pytest.raises(OptionError, match=r"^temperature: expected a number"):
         SamplingParams(temperature=value)
@@ -92,7 +104,11 @@ def test_numbers_beyond_every_float(value: Any) -> None:
             SamplingParams(top_logprobs=value)
 
 
-@pytest.mark.parametrize("value", [[ENDLESS], [2**70], ["1"], [None], [[1], [2, 3]], 5, {1: 2}, [1.5], [True]])
+@pytest.mark.parametrize(
+    "value",
+    [[ENDLESS], [2**70], ["1"], [None], [[1], [2, 3]], 5, {1: 2}, [1.5], [True]],
+    ids=lambda v: type(v).__name__,
+)
 def test_no_tokens(value: Any) -> None:
     with pytest.raises(TokenError, match=r"^tokens: expected"):
         token_ids(value, 100)

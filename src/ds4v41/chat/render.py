@@ -99,9 +99,9 @@ def _check_options(thinking: Any, revision: Any, drop_thinking: Any, add_bos: An
     for name, flag in (("thinking", thinking), ("drop_thinking", drop_thinking), ("add_bos", add_bos)):
         if not isinstance(flag, bool):
             raise OptionError(f"{name}: expected True or False, found {shown(flag)}")
-    if revision not in get_args(Revision):
+    if not isinstance(revision, str) or revision not in get_args(Revision):
         raise OptionError(f"revision: expected one of {', '.join(get_args(Revision))}, found {shown(revision)}")
-    if tool_choice not in (None, "auto", "none"):
+    if tool_choice is not None and (not isinstance(tool_choice, str) or tool_choice not in ("auto", "none")):
         raise OptionError(f"tool_choice: expected 'auto' or 'none', found {shown(tool_choice)}; forcing a call is not "
                           "supported, because nothing would make the model keep to it")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..atomic import may_be_replaced
 from ..errors import CheckpointError
 from .gguf_dialect import Record
 from .gguf_header import MAGIC, VERSION, type_ids
@@ -100,6 +101,8 @@ class CompleteFile:
     def _refuse_existing(self) -> None:
         if os.path.isdir(self.path):
             raise CheckpointError(f"{self.path}: this is a folder; give the name of a file")
+        if not may_be_replaced(self.path):
+            raise CheckpointError(f"{self.path}: this is a pipe or a device, not a file; it is left as it is")
         if not self._overwrite and os.path.lexists(self.path):
             raise CheckpointError(
                 f"{self.path}: this file exists already: remove it, give another name, or allow overwrite=True"

@@ -68,7 +68,7 @@ def _drafter_path(args: Namespace, out: Path) -> Path | None:
             raise UsageError("synth: --drafter-experts is for the drafter: add --drafter D.gguf")
         return None
     path = path_of("--drafter", args.drafter)
-    if path.resolve() == out.resolve():
+    if os.path.realpath(path) == os.path.realpath(out):
         raise UsageError(f"synth: model and drafter would be the same file, {path}")
     if os.path.lexists(path) and not args.overwrite:
         raise CheckpointError(f"{path}: this file exists already: remove it, or add --overwrite")
