@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 
+def may_be_replaced(path: Path) -> bool:
+    """Is there nothing, a regular file or a link? A rename would put a plain file in the place of a device or pipe."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return True
+    return stat.S_ISREG(mode) or stat.S_ISLNK(mode)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a UTF-8 text file: under a temporary name in the same folder, to disk, then under its own name."""
+    if not may_be_replaced(path):
+        raise OSError(errno.EINVAL, "expected a regular file or none, found a folder, pipe or device", str(path))
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .chat import ChatParser, Event, Message, Prompt, render
 from .chat.tokens import USER
-from .errors import ChatError, OptionError, StateError
+from .errors import ChatError, OptionError, StateError, shown
 from .generation import Driven, GenerationOptions, TokenStream
 from .results import Timings, TokenLogprob, Usage
 
@@ -141,5 +141,5 @@ class ChatStream(Iterator[Event]):
 def check_stream_flag(stream: Any) -> bool:
     """`stream=` of chat."""
     if not isinstance(stream, bool):
-        raise OptionError(f"stream: expected True or False, found {stream!r}")
+        raise OptionError(f"stream: expected True or False, found {shown(stream)}")
     return stream

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import OptionError, TokenError
+from .errors import OptionError, TokenError, shown
+
+_MOST = 2**63 - 1
 
 
 def token_ids(tokens: ArrayLike, n_vocab: int) -> NDArray[np.int32]:
@@ -35,21 +40,45 @@ def token_ids(tokens: ArrayLike, n_vocab: int) -> NDArray[np.int32]:
 def positive_int(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:
     """An integer in a range. Raises OptionError that names the option."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise OptionError(f"{name}: expected an integer, found {value!r}")
-    if value < minimum or (maximum is not None and value > maximum):
+        raise OptionError(f"{name}: expected an integer, found {shown(value)}")
+    if value < minimum or value > (_MOST if maximum is None else maximum):
         limits = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
-        raise OptionError(f"{name}: expected {limits}, found {value}")
+        raise OptionError(f"{name}: expected {limits}, found {shown(value)}")
     return int(value)
+
+
+def path_of(name: str, value: Any) -> Path:
+    """A path, with ~ expanded. Raises OptionError that names the option for what can be no path."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise OptionError(f"{name}: expected text or a path, found {shown(value)}")
+    try:
+        text = os.fspath(value)
+    except Exception as error:  # somebody else's __fspath__ may do anything
+        raise OptionError(f"{name}: expected a path, found {shown(value)}, which gives none: {error}") from error
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise OptionError(f"{name}: expected a path that is text without NUL, found {shown(text)}")
+    try:
+        os.fsencode(text)
+        path = Path(text).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(path)
+        return path
+    except UnicodeEncodeError as error:
+        raise OptionError(f"{name}: expected a path, found {shown(text)}, which is no name of a file") from error
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise OptionError(f"{name}: {shown(text)}: this path cannot be looked at: {error.strerror}") from error
+    except RuntimeError as error:  # ~somebody
+        raise OptionError(f"{name}: {shown(text)}: there is no such home folder; write the path out") from error
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """One of a few words. Raises OptionError that names the option and lists them."""
     if not isinstance(value, str) or value not in allowed:
-        raise OptionError(f"{name}: expected one of {', '.join(allowed)}, found {value!r}")
+        raise OptionError(f"{name}: expected one of {', '.join(allowed)}, found {shown(value)}")
     return value
 
 
 def callback(name: str, value: Any) -> None:
     """A function, or None. Raises OptionError that names the option."""
     if value is not None and not callable(value):
-        raise OptionError(f"{name}: expected a function, found {value!r}")
+        raise OptionError(f"{name}: expected a function, found {shown(value)}")

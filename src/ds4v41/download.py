@@ -91,7 +91,7 @@ class Target:
         try:
             known = json.loads(self.note.read_bytes()) == self.identity()
             size = self.partial.stat().st_size
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return 0
         return size if known and size <= self.size else 0
 

@@ -12,7 +12,8 @@ from .checkpoint import Checkpoint, ModelConfig
 from .checkpoint.gguf_drafter import open_drafter
 from .checkpoint.lineage import lineage
 from .checkpoint.safetensors import open_folder
-from .errors import CheckpointError, OptionError, StateError
+from .checks import path_of
+from .errors import CheckpointError, StateError
 from .machine import human
 from .weights import build_drafter
 
@@ -46,12 +47,11 @@ class Drafter:
         Raises CheckpointError with every problem found: tensors that are missing or have another shape, and numbers
         that differ from the model's.
         """
-        if path is not None and not isinstance(path, (str, os.PathLike)):
-            raise OptionError(f"drafter: expected text, a path or None, found {path!r}")
+        where = None if path is None else path_of("drafter", path)
         config = model.config
         if not config.num_nextn_predict_layers:
             raise CheckpointError(f"{model.path}: this model's configuration has no drafter (no mtp stages)")
-        checkpoint = _own(model) if path is None else _other(Path(path).expanduser(), config)
+        checkpoint = _own(model) if where is None else _other(where, config)
         _check_lineage(checkpoint, model)
         return cls(model, checkpoint, build_drafter(checkpoint, model._handle()))
 
@@ -125,7 +125,7 @@ def _own(model: Model) -> Checkpoint:
 
 
 def _other(path: Path, config: ModelConfig) -> Checkpoint:
-    if not path.is_dir() and path.suffix != ".safetensors":
+    if not os.path.isdir(path) and path.suffix != ".safetensors":
         return open_drafter(path, config)
     checkpoint = open_folder(path, parts=("drafter",))
     checkpoint.target_lineage = lineage(checkpoint.config, checkpoint.tensors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from .checkpoint import Checkpoint, ModelConfig, Tensor
 from .checkpoint.files import stat_path
 from .checkpoint.tensors import raise_problems
 from .checkpoint.validate import validate_official
-from .checks import choice, positive_int
-from .errors import CheckpointError, MemoryPlanError, OptionError, TokenizerError
+from .checks import choice, path_of, positive_int
+from .errors import CheckpointError, MemoryPlanError, OptionError, TokenizerError, shown
 from .machine import available_memory, human, parse_bytes
 
 MOST_READS = 64
@@ -42,13 +41,11 @@ class EngramOptions:
     def checked(cls, mode: Any, path: Any, cache: Any, threads: Any, direct: Any) -> EngramOptions:
         """From the options of `Model.open`. Raises OptionError."""
         choice("engram", mode, ("disk", "ram"))
-        if path is not None and not isinstance(path, (str, os.PathLike)):
-            raise OptionError(f"engram_path: expected text or a path, found {path!r}")
         if not isinstance(direct, bool):
-            raise OptionError(f"engram_direct: expected True or False, found {direct!r}")
+            raise OptionError(f"engram_direct: expected True or False, found {shown(direct)}")
         return cls(
             mode,
-            None if path is None else Path(path).expanduser(),
+            None if path is None else path_of("engram_path", path),
             None if cache is None else parse_bytes("engram_cache", cache),
             None if threads is None else positive_int("engram_threads", threads, 1, 256),
             direct,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_MOST_SHOWN = 200
+
 
 class Ds4Error(Exception):
     """Base class of all errors of this library."""
@@ -87,3 +89,13 @@ class PullError(Ds4Error, RuntimeError):
 
 class Cancelled(Ds4Error):
     """The work was cancelled from outside; the session is valid and holds what was complete."""
+
+
+def shown(value: object) -> str:
+    """What was found, for a message: its repr, but never endless, and never a failure of its own (a whole number of
+    more than 4,300 digits has no text in Python)."""
+    try:
+        text = repr(value)
+    except Exception:  # somebody else's __repr__ may do anything
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} characters)"

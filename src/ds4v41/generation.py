@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .checks import callback, positive_int
 from .drafting import DrawnRows, MaskedRows, Rows, make_steps
-from .errors import ContextError, OptionError, StateError
+from .errors import ContextError, OptionError, StateError, shown
 from .masks import MaskHook, Masks
 from .prefill import ProgressCallback
 from .results import Completion, FinishReason, Piece, Timings, TokenLogprob, Usage
@@ -68,7 +68,8 @@ def _drafting(drafting: Any, block: int) -> str | int:
         return drafting
     if isinstance(drafting, bool) or not isinstance(drafting, int) or not 0 <= drafting <= block:
         raise OptionError(
-            f'drafting: expected "auto", "answers", "off" or a number of drafts from 0 to {block}, found {drafting!r}'
+            f'drafting: expected "auto", "answers", "off" or a number of drafts from 0 to {block}, found '
+            f"{shown(drafting)}"
         )
     return drafting
 
@@ -83,13 +84,13 @@ def _split_stops(stop: Any, n_vocab: int) -> tuple[tuple[str, ...], frozenset[in
     strings, ids = [], []
     for i, item in enumerate(given):
         if isinstance(item, bool) or not isinstance(item, (str, int, np.integer)):
-            raise OptionError(f"stop[{i}]: expected text or a token id, found {item!r}")
+            raise OptionError(f"stop[{i}]: expected text or a token id, found {shown(item)}")
         if isinstance(item, str):
             strings.append(item)
         elif 0 <= item < n_vocab:
             ids.append(int(item))
         else:
-            raise OptionError(f"stop[{i}]: expected a token id from 0 to {n_vocab - 1}, found {item}")
+            raise OptionError(f"stop[{i}]: expected a token id from 0 to {n_vocab - 1}, found {shown(item)}")
     StopMatcher(strings)  # refuses empty strings now, not in the middle
     return tuple(strings), frozenset(ids)
 

@@ -8,6 +8,7 @@ Works on everything that can be opened and on much that cannot: a file with faul
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .checkpoint import Checkpoint, ModelConfig, open_checkpoint
+from .checks import path_of
 from .errors import CheckpointError, ConfigError, OptionError
 
 if TYPE_CHECKING:
@@ -180,13 +182,13 @@ def inspect_checkpoint(
     """
     if context is not None and plan_memory is None:
         raise OptionError("context= asks for a memory plan, which needs plan_memory=")
-    where = Path(path)
-    if where.is_file() and (drafter := _drafter_report(where)) is not None:
+    where = path_of("path", path)
+    if os.path.isfile(where) and (drafter := _drafter_report(where)) is not None:
         return drafter
     try:
         checkpoint = open_checkpoint(where, strict=False)
     except (CheckpointError, ConfigError) as error:
-        if not where.exists() or not (where.is_file() or where.is_dir()):
+        if not os.path.exists(where) or not (os.path.isfile(where) or os.path.isdir(where)):
             raise
         problems = list(error.problems) or [str(error)]
         return Report(where, "unknown", "unknown", None, [], problems=problems)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from . import _ext
-from .atomic import write_atomically
+from .atomic import may_be_replaced, write_atomically
 from .bench.common import environment, interval, median
 from .bench.model import fill
-from .checks import positive_int
+from .checks import path_of, positive_int
 from .drafter import Drafter
 from .errors import OptionError
 from .ledger import Ledger
@@ -48,19 +48,22 @@ def run(
 ) -> dict[str, Any]:
     """Check and measure `backend`; write everything to the file `report` and return it. `ok` says whether every bit was
     the CPU's. Raises BackendError when there is no such back end here."""
-    where = Path(report).expanduser()  # what is wrong is said before minutes pass
-    if not where.parent.is_dir():
+    where = path_of("report", report)  # what is wrong is said before minutes pass
+    if not os.path.isdir(where.parent):
         raise OptionError(f"report: {where.parent} is no folder; name a file in one that exists")
-    if model is not None and not Path(model).expanduser().exists():
+    measured = None if model is None else path_of("model", model)
+    if not where.name or not may_be_replaced(where) or not os.access(where.parent, os.W_OK):
+        raise OptionError(f"report: {where}: this file cannot be written; name one in a folder that can be")
+    if measured is not None and not os.path.exists(measured):
         raise OptionError(f"model: {model}: no such file or folder")
     contexts = [positive_int("contexts", n, 2) for n in contexts]
     with Model.open(backend=backend) as nano:
         result: dict[str, Any] = environment(nano.threads, backend) | {"system": platform.platform(), "ok": False}
     result["bits"] = _bits(backend, say)
     result["ok"] = not any(result["bits"].values())
-    if model is not None:
+    if measured is not None:
         result["model"] = str(model)
-        result |= _times(Path(model).expanduser(), backend, contexts, steps, say)
+        result |= _times(measured, backend, contexts, steps, say)
         result["ok"] = result["ok"] and result["same_logits_on_model"]
     write_atomically(where, json.dumps(result, indent=1) + "\n")
     return result

@@ -6,7 +6,12 @@ import os
 import re
 from typing import Any
 
-from .errors import OptionError
+import numpy as np
+
+from .errors import OptionError, shown
+
+_ENDLESS = 1 << 62
+"""No number of bytes is as large."""
 
 
 def human(n: int) -> str:
@@ -51,7 +56,9 @@ def parse_bytes(name: str, value: Any) -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?\s*", value)
         if match is not None:
             power = " KMGT".index(match[2].upper() or " ")
-            return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
-    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    raise OptionError(f'{name}: expected bytes as a number or as text such as "512 MiB", found {value!r}')
+            size = float(match[1]) * (1024 if match[3] else 1000) ** power
+            if size < _ENDLESS:
+                return int(size)
+    elif isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= value < _ENDLESS:
+        return int(value)
+    raise OptionError(f'{name}: expected bytes as a number or as text such as "512 MiB", found {shown(value)}')

@@ -24,15 +24,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .atomic import write_atomically
+from .checks import path_of
 from .errors import CheckpointError, ManifestError
 
 KEY, VERSION = "ds4v41_manifest", 1
+_MOST_BYTES = 256 << 20
 PACKAGED = Path(__file__).parent / "data" / "manifests"
 NANO = "nano"
 _ACTIVATIONS = ("bf16", "fp8", "fp32")
@@ -97,13 +100,13 @@ def find_manifests(given: Iterable[str | Path]) -> list[Path]:
     or missing folder or file."""
     paths: list[Path] = []
     for item in list(given) or [PACKAGED]:
-        where = Path(item).expanduser()
-        if where.is_dir():
+        where = path_of("manifest", item)
+        if os.path.isdir(where):
             found = sorted(where.glob("*.json"))
             if not found:
                 raise ManifestError(f"{where}: expected manifests (*.json) in this folder, found none")
             paths += found
-        elif where.is_file():
+        elif os.path.isfile(where):
             paths.append(where)
         else:
             raise ManifestError(f"{where}: no such manifest; give a file or a folder of manifests")
@@ -113,7 +116,11 @@ def find_manifests(given: Iterable[str | Path]) -> list[Path]:
 def read_manifest(path: Path) -> Manifest:
     """Read and check a manifest. Raises ManifestError with every problem found."""
     try:
-        raw = json.loads(path.read_bytes())
+        raw = json.loads(_bytes_of(path))
+    except RecursionError as error:
+        raise ManifestError(f"{path}: expected JSON, found one that is nested too deeply") from error
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ManifestError(f"{path}: expected JSON: {error}") from error
     if not isinstance(raw, dict) or raw.get(KEY) != VERSION:
@@ -131,6 +138,14 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest(path, [Fixture(**item) for item in fixtures])
 
 
+def _bytes_of(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ManifestError(f"{path}: expected at most {_MOST_BYTES:,} bytes; is this a manifest?")
+    return data
+
+
 def checkpoint_digest(path: Path, progress: HashProgress | None = None) -> str:
     """SHA-256 of a checkpoint: of the file, or for a folder of the names and SHA-256s of the files that the library
     reads weights, configuration and tokenizer from."""
@@ -145,20 +160,21 @@ def checkpoint_digest(path: Path, progress: HashProgress | None = None) -> str:
                 done += len(block)
                 if progress is not None:
                     progress(done, total)
-        if path.is_file():
+        if os.path.isfile(path):
             return digest.hexdigest()
         whole.update(f"{file.name}\0{digest.hexdigest()}\n".encode())
     return whole.hexdigest()
 
 
 def _checkpoint_files(path: Path) -> list[Path]:
-    if path.is_file():
+    if os.path.isfile(path):
         return [path]
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise CheckpointError(f"{path}: no such checkpoint; is this manifest where it belongs?")
     wanted = ("config.json", "tokenizer.json")
     suffixes = (".safetensors", ".safetensors.index.json")
-    return sorted(f for f in path.iterdir() if f.name in wanted or f.name.endswith(suffixes))
+    named = (f for f in path.iterdir() if f.name in wanted or f.name.endswith(suffixes))
+    return sorted(f for f in named if os.path.isfile(f))  # a pipe would never end
 
 
 # ---- checks ---------------------------------------------------------------------------------------------------------
@@ -190,6 +206,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def _is_token(value: Any) -> bool:
+    return _is_count(value) and value < 2**31
+
+
 def _prompt_problems(prompt: Any, where: str) -> list[str]:
     kinds = [key for key in prompt if key in _PROMPTS] if isinstance(prompt, dict) else []
     if len(kinds) != 1:
@@ -199,7 +219,7 @@ def _prompt_problems(prompt: Any, where: str) -> list[str]:
     problems = [f"{where}: prompt: {key}: unknown key" for key in prompt if key != kind and key not in allowed]
     if not isinstance(prompt[kind], _PROMPTS[kind]) or not prompt[kind]:
         problems.append(f"{where}: prompt: {kind}: expected a {_PROMPTS[kind].__name__} that is not empty")
-    elif kind == "tokens" and not all(map(_is_count, prompt[kind])):
+    elif kind == "tokens" and not all(map(_is_token, prompt[kind])):
         problems.append(f"{where}: prompt: tokens: expected token ids")
     return problems
 
@@ -219,7 +239,7 @@ def _expected_problems(expected: Any, where: str) -> list[str]:
     for key, kind in _EXPECTED.items():
         if not isinstance(expected.get(key), kind):
             problems.append(f"{where}: expected: {key}: expected a {kind.__name__}, found {expected.get(key)!r}")
-    if not problems and not all(map(_is_count, expected["tokens"])):
+    if not problems and not all(map(_is_token, expected["tokens"])):
         problems.append(f"{where}: expected: tokens: expected token ids")
     if not problems and not all(isinstance(layers, list) for layers in expected["trace"].values()):
         problems.append(f"{where}: expected: trace: expected a list a layer for each operation")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from . import _ext
 from .checkpoint import Checkpoint, ModelConfig, open_checkpoint
-from .checks import callback, choice, positive_int
+from .checks import callback, choice, path_of, positive_int
 from .engram import EngramOptions, EngramStats, open_engram, stats_of
-from .errors import BackendError, MemoryPlanError, OptionError, StateError, TokenizerError
+from .errors import BackendError, MemoryPlanError, OptionError, StateError, TokenizerError, shown
 from .kvstore import KVStore
 from .kvstore.format import root_id
 from .machine import human, physical_memory
@@ -98,13 +98,13 @@ class Model:
             raise OptionError('prefill="matrix" is not in this version; use "exact"')
         tables = EngramOptions.checked(engram, engram_path, engram_cache, engram_threads, engram_direct)
         if not isinstance(check, bool):
-            raise OptionError(f"check: expected True or False, found {check!r}")
+            raise OptionError(f"check: expected True or False, found {shown(check)}")
         callback("progress", progress)
         n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
         parts = ("main", "engram") if tables.path is None else ("main",)
-        checkpoint = open_checkpoint(NANO if path is None else _path(path), parts=parts)
+        checkpoint = open_checkpoint(NANO if path is None else path_of("path", path), parts=parts)
         if tokenizer is not None:
-            checkpoint.tokenizer, checkpoint.tokenizer_metadata = _path(tokenizer, "tokenizer"), None
+            checkpoint.tokenizer, checkpoint.tokenizer_metadata = path_of("tokenizer", tokenizer), None
         weights, on_disk = weight_bytes(checkpoint)
         if weights > physical_memory():
             raise MemoryPlanError(
@@ -228,6 +228,7 @@ class Model:
         chunk: int | None = None,
     ) -> tuple[MemoryPlan, int]:
         """What a session would take, and the chunk it would use (see `session`). Nothing is allocated."""
+        self._check_drafter(drafter)
         longest = self.config.max_position_embeddings
         context = longest if context is None else positive_int("context", context, 1, longest)
         retain = positive_int("retain", retain, 0)
@@ -274,16 +275,9 @@ class Model:
         """
         from .session import Session
 
-        if drafter is not None:
-            from .drafter import Drafter
-
-            if not isinstance(drafter, Drafter):
-                raise OptionError(f"drafter: expected a Drafter (see Drafter.open) or None, found {drafter!r}")
-            drafter.check_for(self)
         if store is not None and not isinstance(store, KVStore):
-            raise OptionError(f"store: expected a KVStore or None, found {store!r}")
-        if decoder not in ("cone", "all"):
-            raise OptionError(f'decoder: expected "cone" or "all", found {decoder!r}')
+            raise OptionError(f"store: expected a KVStore or None, found {shown(store)}")
+        choice("decoder", decoder, ("cone", "all"))
         plan, rows = self.plan(context, drafter=drafter, retain=retain, chunk=chunk)
         size = self.config.max_position_embeddings if context is None else context
         refuse_what_cannot_fit(plan, size)
@@ -296,6 +290,15 @@ class Model:
             store=store,
             every_row=decoder == "all",
         )
+
+    def _check_drafter(self, drafter: Any) -> None:
+        if drafter is None:
+            return
+        from .drafter import Drafter
+
+        if not isinstance(drafter, Drafter):
+            raise OptionError(f"drafter: expected a Drafter (see Drafter.open) or None, found {shown(drafter)}")
+        drafter.check_for(self)
 
     def load_session(
         self,
@@ -315,7 +318,7 @@ class Model:
         """
         from . import saved
 
-        where = _path(path)
+        where = path_of("path", path)
         saved.read_header(where)  # before anything is allocated
         session = self.session(context, drafter=drafter, store=store, retain=retain, chunk=chunk, decoder=decoder)
         try:
@@ -377,15 +380,9 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _path(path: Any, name: str = "path") -> Path:
-    if not isinstance(path, (str, os.PathLike)):
-        raise OptionError(f"{name}: expected text or a path, found {path!r}")
-    return Path(path).expanduser()
-
-
 def _isa(backend: Any) -> str:
     if not isinstance(backend, str):
-        raise OptionError(f"backend: expected text, found {backend!r}")
+        raise OptionError(f"backend: expected text, found {shown(backend)}")
     if backend in ("auto", "cpu"):
         return "auto"
     known = [f"cpu/{isa}" for isa in _ext.cpu_isas()]
@@ -396,4 +393,4 @@ def _isa(backend: Any) -> str:
         if reason:
             raise BackendError(f"backend: {backend} is not here ({reason}); here are: auto, cpu, {', '.join(known)}")
         return backend
-    raise OptionError(f"backend: expected one of auto, cpu, {', '.join(known)}, metal, cuda; found {backend!r}")
+    raise OptionError(f"backend: expected one of auto, cpu, {', '.join(known)}, metal, cuda; found {shown(backend)}")

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _ext
+from .errors import MemoryPlanError
+from .machine import available_memory, human
 from .results import Progress
 
 LogitsChoice = Literal["last", "all"]
@@ -47,6 +49,12 @@ def run_prefill(
     exception from `progress`), complete chunks stay, the one in progress is dropped.
     """
     n = len(tokens)
+    size = 4 * n * n_vocab
+    if logits == "all" and size > available_memory():
+        raise MemoryPlanError(
+            f'logits="all": {n:,} rows of {n_vocab:,} logits take {human(size)}, {human(available_memory())} are '
+            "available; prefill in parts"
+        )
     rows = np.empty((n, n_vocab), np.float32) if logits == "all" else None
     last: NDArray[np.float32] | None = None
     started = time.perf_counter()

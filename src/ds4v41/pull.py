@@ -10,6 +10,7 @@ hub. Needs the extra `ds4v41[hub]`: huggingface-hub finds the files and knows to
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import ssl
@@ -23,8 +24,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from .checks import path_of
 from .download import Part, Progress, Target, download, file_is_right, need_space
-from .errors import OptionError, PullError
+from .errors import OptionError, PullError, shown
 
 PUBLISHED = Path(__file__).parent / "data" / "published-files.json"
 NAMES = {
@@ -72,19 +74,19 @@ def pull(
     Raises OptionError for a name, PullError for everything that goes wrong with the download.
     """
     hub = Hub(endpoint)
-    targets = find_targets(what, folder, _read_published(Path(published)), hub, revision)
+    targets = find_targets(what, folder, _read_published(path_of("published", published)), hub, revision)
     tell: Progress = progress or (lambda done, total, title: None)
     for target in targets:
-        if target.path.exists():
+        if os.path.exists(target.path):
             _refuse_wrong(target, check and not dry_run, tell)
     if dry_run:
-        return [Pulled(t.path, t.size, 0 if t.path.exists() else t.size - t.have()) for t in targets]
+        return [Pulled(t.path, t.size, 0 if os.path.exists(t.path) else t.size - t.have()) for t in targets]
     where = targets[0].path.parent
     where.mkdir(parents=True, exist_ok=True)
     need_space(targets, shutil.disk_usage(where).free)
     done = []
     for target in targets:
-        n = 0 if target.path.exists() else download(target, hub, tell, retry_seconds)
+        n = 0 if os.path.exists(target.path) else download(target, hub, tell, retry_seconds)
         done.append(Pulled(target.path, target.size, n))
     return done
 
@@ -93,12 +95,15 @@ def find_targets(
     what: str, folder: str | PathLike[str] | None, published: Mapping[str, Any], hub: Hub, revision: str
 ) -> list[Target]:
     """The files of a name, with sizes and digests. Raises OptionError for a name that means nothing."""
+    if not isinstance(what, str):
+        raise OptionError(f"pull: expected text, found {shown(what)}")
+    here = path_of("folder", "." if folder is None else folder)
     if what in NAMES:
-        return [_published_target(NAMES[what], Path(folder or ".").expanduser(), published, hub, revision)]
+        return [_published_target(NAMES[what], here, published, hub, revision)]
     if what == DRAFTER:
         source = published["drafter_source"]
         repo = source["repository"]
-        where = Path(folder if folder is not None else repo.partition("/")[2]).expanduser()
+        where = here if folder is not None else Path(repo.partition("/")[2])
         names = [*source["also"], *source["shards"]]
         return [Target(where / name, (hub.part(repo, name, revision),)) for name in names]
     match = _REPO_FILE.fullmatch(what)
@@ -107,7 +112,7 @@ def find_targets(
     repo, name = match.groups()
     if name.startswith("/") or any(piece in ("", ".", "..") for piece in name.split("/")):
         raise OptionError(f"pull: expected a file's path inside the repository, found {name!r}")
-    return [Target(Path(folder or ".").expanduser() / name.rpartition("/")[2], (hub.part(repo, name, revision),))]
+    return [Target(here / name.rpartition("/")[2], (hub.part(repo, name, revision),))]
 
 
 def _published_target(name: str, folder: Path, published: Mapping[str, Any], hub: Hub, revision: str) -> Target:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ds4v41.errors import OptionError, TokenError
+from ds4v41.errors import OptionError, TokenError, shown
 
 MAX_SEED = 2**64 - 1
 MAX_TOP_LOGPROBS = 20
@@ -234,14 +234,17 @@ def _refuse(problems: list[str]) -> None:
 
 
 def _found(value: object) -> str:
-    return f"{value!r}" if isinstance(value, (Real, str)) else type(value).__name__
+    return shown(value) if isinstance(value, (Real, str)) else type(value).__name__
 
 
 def _number(name: str, value: object, low: float, high: float, hint: str) -> tuple[float, str | None]:
     wanted = f"{name}: expected a number from {low:g} to {high:g}{hint}, found "
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         return math.nan, wanted + _found(value)
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond every float
+        number = math.inf
     return number, None if low <= number <= high else wanted + _found(value)  # NaN fails the comparison
 
 
@@ -260,10 +263,11 @@ def _bias(value: object) -> tuple[dict[int, float], list[str]]:
     problems: list[str] = []
     for key, entry in value.items():
         token, wrong_key = _integer("logit_bias key", key, 0, 2**31 - 1, " (a token id)")
-        if isinstance(entry, Real) and not isinstance(entry, bool) and float(entry) == -math.inf:
+        if isinstance(entry, Real) and not isinstance(entry, bool) and entry == -math.inf:
             amount, wrong_entry = -math.inf, None
         else:
-            amount, wrong_entry = _number(f"logit_bias[{key!r}]", entry, -100.0, 100.0, " or -inf to ban the token")
+            name = f"logit_bias[{shown(key)}]"
+            amount, wrong_entry = _number(name, entry, -100.0, 100.0, " or -inf to ban the token")
         problems += [text for text in (wrong_key, wrong_entry) if text]
         bias[token] = amount
     return bias, problems
@@ -293,7 +297,8 @@ def _checked(options: Mapping[str, object]) -> tuple[dict[str, Any], list[str]]:
     if 0 < temperature < MIN_TEMPERATURE:
         problems.append(f"temperature: expected 0 (the likeliest token) or at least 0.00001, found {temperature!r}")
     if values.get("top_logprobs", 0) > 0 and not values.get("logprobs", False):
-        problems.append(f"top_logprobs: needs logprobs=True, found top_logprobs={values['top_logprobs']} without it")
+        found = shown(values["top_logprobs"])
+        problems.append(f"top_logprobs: needs logprobs=True, found top_logprobs={found} without it")
     return values, problems
 
 

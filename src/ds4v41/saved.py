@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
@@ -10,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from . import _ext
+from .atomic import may_be_replaced
 from .errors import ContextError, StoreError
-from .kvstore.files import closing_fd, sync_folder
+from .kvstore.files import closing_fd, open_regular, sync_folder
 from .kvstore.format import HEADER_BYTES, SESSION, Header, Prefixes, checksum
 
 
@@ -29,6 +31,10 @@ def save(session: _ext.Session, path: Path, root: bytes, numerics: str) -> int:
         SESSION, 0, n, n, len(payload), checksum(payload), checksum(raw), root, root, root, prefixes.node(n), numerics,
         int(time.time()), len(rows),
     )  # fmt: skip
+    if not path.name or os.path.isdir(path):
+        raise StoreError(f"{path}: this is a folder; give the name of a file")
+    if not may_be_replaced(path):
+        raise StoreError(f"{path}: this is a pipe or a device, not a file; it is left as it is")
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with open(aside, "xb") as file:
@@ -40,17 +46,22 @@ def save(session: _ext.Session, path: Path, root: bytes, numerics: str) -> int:
         os.replace(aside, path)
         sync_folder(path.parent)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()
         raise StoreError(f"{path}: the session could not be saved: {error}") from error
+    except BaseException:  # Ctrl-C
+        aside.unlink(missing_ok=True)
+        raise
     return header.file_bytes
 
 
 def read_header(path: Path) -> Header:
     """The header of a session file. Raises StoreError when it is none."""
     try:
-        with open(path, "rb") as file:
-            header = Header.unpack(file.read(HEADER_BYTES), str(path))
-            size = os.fstat(file.fileno()).st_size
+        fd = open_regular(path)
+        with closing_fd(fd):
+            header = Header.unpack(os.pread(fd, HEADER_BYTES, 0), str(path))
+            size = os.fstat(fd).st_size
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error}") from error
     if header.kind != SESSION:
@@ -73,10 +84,13 @@ def load(session: _ext.Session, path: Path, root: bytes, numerics: str) -> None:
         )
     if header.end == 0:
         return
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with closing_fd(fd):
-        raw = os.pread(fd, 4 * header.n_tokens, HEADER_BYTES)
-        payload = np.fromfile(path, np.uint8, header.payload_bytes, offset=header.payload_offset)
+    try:
+        fd = open_regular(path)
+        with closing_fd(fd):
+            raw = os.pread(fd, 4 * header.n_tokens, HEADER_BYTES)
+            payload = np.fromfile(path, np.uint8, header.payload_bytes, offset=header.payload_offset)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error}") from error
     if checksum(raw) != header.tokens_sum or checksum(payload) != header.payload_sum:
         raise StoreError(f"{path}: the file is damaged (checksum)")
     tokens = np.frombuffer(raw, "<i4").astype(np.int32)

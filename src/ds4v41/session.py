@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -17,9 +16,9 @@ from .advance import checkpoint, replayed_note, reuse
 from .aio import AsyncStream
 from .chat import Event
 from .chatting import ChatStream, Reply, check_stream_flag
-from .checks import callback, positive_int, token_ids
+from .checks import callback, path_of, positive_int, token_ids
 from .drafting import Allowed, ModelProposer, Proposer
-from .errors import ContextError, OptionError, StateError
+from .errors import ContextError, OptionError, StateError, shown
 from .generation import Generation, GenerationOptions
 from .ledger import Ledger
 from .memory import MAX_STEP_ROWS, run_rows
@@ -152,7 +151,7 @@ class Session:
         Raises TokenError for an empty list or ids out of range, ContextError when n tokens do not fit.
         """
         if not (logits is None or (isinstance(logits, str) and logits in ("last", "all"))):
-            raise OptionError(f'logits: expected "last", "all" or None, found {logits!r}')
+            raise OptionError(f'logits: expected "last", "all" or None, found {shown(logits)}')
         callback("progress", progress)
         ids = token_ids(tokens, self._model.config.vocab_size)
         self._fits(len(ids))
@@ -392,9 +391,9 @@ class Session:
             self._hold = self._unsafe = None
             return
         if isinstance(to, bool) or not isinstance(to, (int, np.integer)):
-            raise OptionError(f"truncate: expected a position or a mark, found {to!r}")
+            raise OptionError(f"truncate: expected a position or a mark, found {shown(to)}")
         if not 0 <= to <= self.position:
-            raise StateError(f"truncate: expected a position from 0 to {self.position}, found {to}")
+            raise StateError(f"truncate: expected a position from 0 to {self.position}, found {shown(to)}")
         self._new_call()
         self._ext.truncate(int(to))
         self._hold = self._unsafe = None
@@ -434,10 +433,9 @@ class Session:
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write the whole state to one file; `Model.load_session` continues it with the same bits (E3). Returns the
         bytes written. Raises StoreError when the file cannot be written; an old one is then still there."""
-        if not isinstance(path, (str, os.PathLike)):
-            raise OptionError(f"path: expected text or a path, found {path!r}")
+        where = path_of("path", path)
         self._begin()
-        return saved.save(self._ext, Path(path).expanduser(), self._root(), self._model.numerics_id)
+        return saved.save(self._ext, where, self._root(), self._model.numerics_id)
 
     def checkpoint(self) -> PutResult | None:
         """Put the present state into the store now (it happens by itself at the end of prefills and turns); None

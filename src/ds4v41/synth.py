@@ -23,7 +23,8 @@ from .checkpoint.config import ModelConfig
 from .checkpoint.engram_hash import bucket_primes
 from .checkpoint.header import ITEM_BYTES
 from .checkpoint.spec import PARTS, TensorSpec, tensor_table
-from .errors import OptionError
+from .checks import path_of
+from .errors import OptionError, shown
 from .synth_tokenizer import default_compressed_size, synthetic_tokenizer
 
 STORAGES = ("bf16", "fp8fp4")
@@ -139,7 +140,7 @@ def write_official(
     Memory use does not grow with the model. Raises OptionError for bad options.
     """
     if storage not in STORAGES:
-        raise OptionError(f"storage must be one of {', '.join(STORAGES)}, not {storage!r}")
+        raise OptionError(f"storage must be one of {', '.join(STORAGES)}, not {shown(storage)}")
     if shard_bytes is not None and shard_bytes <= 0:
         raise OptionError(f"shard_bytes must be positive, not {shard_bytes}")
     quantised = storage == "fp8fp4"
@@ -147,7 +148,7 @@ def write_official(
     config = ModelConfig.from_hf(config.to_hf(), "synthetic configuration")
     tokenizer = synthetic_tokenizer(config.vocab_size, config.engram_compressed_vocab_size, _special_ids(config))
     items = [item for spec in tensor_table(config, parts) for item in _items(spec, config, quantised)]
-    folder = Path(path)
+    folder = path_of("path", path)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise OptionError(f"{folder}: the folder is not empty; give a new one")

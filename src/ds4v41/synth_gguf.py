@@ -36,6 +36,7 @@ from .checkpoint.gguf_dialect import (
     drafter_records,
 )
 from .checkpoint.gguf_writer import CompleteFile
+from .checks import choice, path_of, positive_int
 from .errors import OptionError
 from .synth import _e4m3_quantiles, _fp4_pairs, _normal_quantiles, _special_ids, _statistics, tiny_config
 from .synth_tokenizer import synthetic_tokenizer
@@ -116,8 +117,7 @@ def layer_lists(layers: int) -> dict[str, Any]:
     turn; every sixth ratio-2 layer is a source and every fourth ratio-1 layer after the source selects anew, as in the
     release. 40 is the release itself.
     """
-    if not MIN_LAYERS <= layers <= MAX_LAYERS:
-        raise OptionError(f"layers: expected {MIN_LAYERS} to {MAX_LAYERS}, found {layers}")
+    layers = positive_int("layers", layers, MIN_LAYERS, MAX_LAYERS)
     if layers == MAX_LAYERS:
         return dict(_RELEASED_LISTS)
     n_window = 1 if layers < 12 else 2
@@ -157,16 +157,14 @@ def slice_config(
 ) -> ModelConfig:
     """Configuration of a slice; `engram_rows` is about the number of rows of each Engram table. drafter_experts: routed
     experts of a stage of its drafter, 0 for a model that has none."""
-    if shape not in SHAPES:
-        raise OptionError(f"shape: expected one of {', '.join(SHAPES)}, found {shape!r}")
+    choice("shape", shape, tuple(SHAPES))
     base = _RELEASED if shape == "released" else {}
     lists = layer_lists(layers)
     top_k = base.get("num_experts_per_tok", 3)
-    if not top_k <= experts <= 384:
-        raise OptionError(f"experts: expected {top_k} to 384, found {experts}")
+    experts = positive_int("experts", experts, top_k, 384)
     columns = 3 * base.get("engram_n_heads", 2)
-    if engram_rows < 64 * columns:
-        raise OptionError(f"engram_rows: expected at least {64 * columns}, found {engram_rows}")
+    engram_rows = positive_int("engram_rows", engram_rows, 64 * columns, 1 << 40)
+    drafter_experts = positive_int("drafter_experts", drafter_experts, 0)
     return tiny_config(
         **{k: v for k, v in base.items() if k not in _NO_DRAFTER},
         **lists,
@@ -212,11 +210,11 @@ def write_gguf(
 
     Raises OptionError for options that make no model, CheckpointError when the file cannot be written.
     """
-    if recipe not in SYNTH_RECIPES:
-        raise OptionError(f"recipe: expected one of {', '.join(SYNTH_RECIPES)}, found {recipe!r}")
+    choice("recipe", recipe, SYNTH_RECIPES)
+    seed = positive_int("seed", seed, 0)
     config = slice_config(shape, layers, experts, engram_rows, drafter_experts)
     plan, header = _plan(config, recipe)
-    path = Path(out)
+    path = path_of("out", out)
     _write(path, plan, header, config, seed, overwrite, progress)
     return SliceReport(path, config, layer_kinds(config), plan.file_bytes, plan.main_bytes, plan.engram_bytes)
 
@@ -231,8 +229,8 @@ def write_drafter(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> int:
     """Write a drafter of random blocks for a synthetic model; returns the bytes of the file. Errors as `write_gguf`."""
-    if recipe not in SYNTH_RECIPES:
-        raise OptionError(f"recipe: expected one of {', '.join(SYNTH_RECIPES)}, found {recipe!r}")
+    choice("recipe", recipe, SYNTH_RECIPES)
+    seed = positive_int("seed", seed, 0)
     if not config.num_nextn_predict_layers:
         raise OptionError("this model has no drafter; give drafter_experts= when it is written")
     tensors, notes = plan_tensors(config, "drafter", recipe, None, None)
@@ -247,7 +245,7 @@ def write_drafter(
     draft = Plan("drafter", recipe, text, tensors, 0, "exact", tuple(notes))
     header = _header(draft, records)
     plan = replace(draft, data_start=len(header))
-    _write(Path(out), plan, header, config, seed, overwrite, progress)
+    _write(path_of("out", out), plan, header, config, seed, overwrite, progress)
     return plan.file_bytes
 
 

@@ -6,10 +6,10 @@ import codecs
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ds4v41.errors import OptionError, TokenError, TokenizerError
+from ds4v41.checks import path_of
+from ds4v41.errors import OptionError, TokenError, TokenizerError, shown
 from ds4v41.tokenizer_spec import TokenizerSpec, byte_of_char, refuse, spec_from_gguf, spec_from_json
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ class Tokenizer:
 
         Raises TokenizerError when the file is missing, damaged or not the V4.1 vocabulary.
         """
-        file = Path(path)
-        if file.is_dir():
+        file = path_of("path", path)
+        if os.path.isdir(file):
             file = file / "tokenizer.json"
-        if not file.is_file():
+        if not os.path.isfile(file):
             raise TokenizerError(f"{file}: expected a tokenizer.json, found no such file. Give the path of the "
                                  "tokenizer.json in the model's folder.")
         try:
@@ -252,7 +252,7 @@ class Tokenizer:
             # numpy integers are fine; bool is an int in Python but never a token id
             index = getattr(i, "__index__", None)
             if index is None or isinstance(i, bool) or not 0 <= index() < size:
-                raise TokenError(f"token {position}: expected an id in 0 .. {size - 1}, found {i!r}")
+                raise TokenError(f"token {position}: expected an id in 0 .. {size - 1}, found {shown(i)}")
 
     def stream(self, *, skip_special: bool = False) -> StreamDecoder:
         """A decoder that takes one id at a time and never splits a character."""

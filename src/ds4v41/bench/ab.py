@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import positive_int
 from ..errors import OptionError, StateError
 from ..model import Model
 from .common import environment, interval, median
@@ -25,6 +26,8 @@ def parse_side(items: list[str]) -> dict[str, Any]:
         key, found, value = item.partition("=")
         if not found or key not in _KEYS:
             raise OptionError(f"a side takes {', '.join(f'{k}=' for k in _KEYS)}; found {item!r}")
+        if key in side:
+            raise OptionError(f"{key}: given twice for one side")
         try:
             side[key] = _KEYS[key](value)
         except ValueError:
@@ -44,8 +47,11 @@ def compare(
     Every step starts from the same position, so sides with another number of rows are compared in the rows that both
     have. Raises StateError when the logits of the two differ in a single bit.
     """
-    sides = [_Side(path, options) for options in (a, b)]
+    pairs = positive_int("pairs", pairs, 1, 100_000)
+    sides: list[_Side] = []
     try:
+        for options in (a, b):
+            sides.append(_Side(path, options))
         rng = np.random.default_rng(5)
         vocab = sides[0].model.config.vocab_size
         common = min(s.rows for s in sides)
@@ -85,10 +91,13 @@ class _Side:
         from .model import fill
 
         rest = dict(options)
-        self.rows = rest.pop("rows", 1)
-        context = rest.pop("context", 0) & ~1
+        self.rows = positive_int("rows", rest.pop("rows", 1), 1, 8)
+        context = positive_int("context", rest.pop("context", 0), 0) & ~1
         self.model = Model.open(path, **rest)
-        self.session = self.model.session(min(context + 4096, self.model.config.max_position_embeddings), retain=256)
+        longest = self.model.config.max_position_embeddings
+        if context + self.rows > longest:
+            raise OptionError(f"context: expected at most {longest - self.rows:,} with this model, found {context:,}")
+        self.session = self.model.session(min(context + 4096, longest), retain=256)
         if context:
             fill(self.session, context)
         self.start = self.session.position

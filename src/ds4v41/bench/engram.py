@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from .. import _ext
 from ..checkpoint import Checkpoint, ModelConfig, open_checkpoint
+from ..checks import path_of, positive_int
 from ..engram import hash_of, percentile, tables_of, tensors_at
-from ..errors import OptionError
+from ..errors import OptionError, shown
 from ..machine import human
 from ..tokenizer import Tokenizer
 
@@ -107,14 +108,16 @@ def run(
     file whose tokens are replayed; without it tokens are random, which repeat no n-gram: the worst case.
     Raises EngramError, CheckpointError, OptionError for a model without Engram.
     """
+    seconds, step_seconds = _span("seconds", seconds), _span("step_seconds", step_seconds)
+    chunk = positive_int("chunk", chunk, 1, 1 << 20)
     checkpoint = open_checkpoint(path, parts=("main", "engram") if engram_path is None else ("main",))
     config = checkpoint.config
     if not config.engram_layer_ids:
         raise OptionError(f"{checkpoint.path}: this model has no Engram tables")
-    tensors = checkpoint.tensors if engram_path is None else tensors_at(Path(engram_path), config)
+    tensors = checkpoint.tensors if engram_path is None else tensors_at(path_of("engram_path", engram_path), config)
     tables = tables_of(tensors, config)
     rows_of = hash_of(checkpoint)
-    tokens = _random(config, 2 * chunk) if text is None else _tokens(checkpoint, Path(text))
+    tokens = _random(config, 2 * chunk) if text is None else _tokens(checkpoint, path_of("text", text))
     waits = _steps(_ext.Engram(tables, direct=direct), config, rows_of, tokens[:200], step_seconds)
     return EngramBench(
         path=str(checkpoint.path),
@@ -129,6 +132,12 @@ def run(
         text_tokens=0 if text is None else len(tokens),
         hit_rates={} if text is None else hit_rates(rows_of, len(tables), tokens, config, CACHES),
     )
+
+
+def _span(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e-6 <= value <= 3600:
+        raise OptionError(f"{name}: expected 0.000001 to 3600 seconds, found {shown(value)}")
+    return float(value)
 
 
 def _depth(engram: _ext.Engram, depth: int, seconds: float) -> Depth:
@@ -202,7 +211,12 @@ def _tokens(checkpoint: Checkpoint, text: Path) -> I32:
         tokenizer = Tokenizer.from_file(checkpoint.tokenizer, **ids)
     else:
         raise OptionError(f"{checkpoint.path}: there is no tokenizer, so a text cannot be replayed")
-    found = np.asarray(tokenizer.encode(text.read_text(encoding="utf-8"), add_bos=True), np.int32)
+    try:
+        found = np.asarray(tokenizer.encode(text.read_text(encoding="utf-8"), add_bos=True), np.int32)
+    except OSError as error:
+        raise OptionError(f"{text}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{text}: expected UTF-8 text, found a byte that is none at offset {error.start}") from error
     if len(found) < 2:
         raise OptionError(f"{text}: expected at least two tokens of text")
     return found

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .. import _ext
+from ..checks import positive_int
 from ..errors import OptionError
 from ..ledger import Ledger
 from ..model import Model
@@ -24,6 +25,7 @@ from .common import environment, median
 
 _ROOF_BYTES = 1 << 30
 _PIECE = 1 << 28
+MOST_STEPS = 100_000
 
 
 def fill(session: Session, position: int, seed: int = 1) -> None:
@@ -94,12 +96,21 @@ class _Stepper:
         }
 
 
+def _depth(model: Model, context: int, steps: int) -> int:
+    """The even position nearest to `context` that leaves room for the steps."""
+    longest = model.config.max_position_embeddings - steps - 8
+    if longest < 0:
+        raise OptionError(f"steps: {steps} do not fit into this model's context of {longest + steps + 8:,}")
+    return min(context, longest) & ~1
+
+
 def decode(
     path: str | os.PathLike[str] | None = None, *, context: int = 8192, steps: int = 20, threads: int | None = None
 ) -> dict[str, Any]:
     """Decode rate at a context: medians over `steps` single-token steps; `ledger` says where the time went."""
+    steps, context = positive_int("steps", steps, 1, MOST_STEPS), positive_int("context", context, 0)
     with Model.open(path, threads=threads) as model:
-        context = min(context, model.config.max_position_embeddings - steps - 8) & ~1
+        context = _depth(model, context, steps)
         _warm(model)
         roof = _Roof(model.threads)
         with model.session(context + steps + 8, retain=256) as session:
@@ -121,12 +132,16 @@ def depth(
     """Decode rate at several contexts of one resident model. A session of every context is open at once and they take
     turns, a step each, so that they see the same machine; `rate` is relative to the first context, the median of the
     ratios turn by turn (CPU time)."""
+    steps = positive_int("steps", steps, 1, MOST_STEPS)
+    contexts = [positive_int("contexts", context, 0) for context in contexts]
+    if not contexts:
+        raise OptionError("contexts: expected at least one, found none")
     with Model.open(path, threads=threads) as model, ExitStack() as stack:
         _warm(model)
         roof = _Roof(model.threads)
         steppers: list[tuple[int, _Stepper]] = []
         for context in contexts:
-            size = min(context, model.config.max_position_embeddings - steps - 8) & ~1
+            size = _depth(model, context, steps)
             session = stack.enter_context(model.session(size + steps + 8, retain=256))
             fill(session, size)
             steppers.append((size, _Stepper(session)))
@@ -158,7 +173,8 @@ def prefill(
         rng = np.random.default_rng(3)
         longest = model.config.max_position_embeddings
         for n, before in product(tokens, behind):
-            if n < 1 or before < 0 or before % 2 or n + before + 8 > longest:
+            n, before = positive_int("tokens", n), positive_int("behind", before, 0)
+            if before % 2 or n + before + 8 > longest:
                 raise OptionError(
                     f"prefill: expected 1 or more tokens behind an even number of tokens, {longest - 8} in all, "
                     f"found {n} behind {before}"

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from .. import _ext
-from ..errors import OptionError
+from ..checks import choice, positive_int
+from ..errors import MemoryPlanError, OptionError, shown
+from ..machine import available_memory, human
 from ..model import usable_cores
 from .common import environment, median
 
@@ -25,12 +27,15 @@ SHAPES = {
 }  # fmt: skip
 """Rows and columns of a matrix that the released model holds in such a type (or would)."""
 _REPEATS = 5
+MOST_ROWS = 8192
 
 
 def _probe(threads: int | None, gib: float, huge_pages: bool) -> tuple[Any, int, str, int]:
-    n_threads = usable_cores() if threads is None else threads
-    if not 0.01 <= gib <= 1024:
-        raise OptionError(f"gib: expected 0.01 to 1024, found {gib}")
+    n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
+    if isinstance(gib, bool) or not isinstance(gib, (int, float)) or not 0.01 <= gib <= 1024:
+        raise OptionError(f"gib: expected 0.01 to 1024, found {shown(gib)}")
+    if gib * GIB > available_memory():
+        raise MemoryPlanError(f"gib: {gib:g} GiB are not available ({human(available_memory())} are); ask for less")
     isa = _ext.cpu_isas()[0]
     size = int(gib * GIB) & ~0xFFFFF
     return _ext.bench.Probe(isa, n_threads, size, huge_pages), n_threads, isa, size
@@ -66,11 +71,11 @@ def ops(
 ) -> dict[str, Any]:
     """Row products at released shapes: matrices that fill `gib` GiB, each read once, interleaved with plain reads of as
     many bytes (ABAB); medians of 5 passes over pairs of pieces. `share` is the product's rate over the read rate."""
+    types = [choice("types", kind, tuple(SHAPES)) for kind in types]
+    rows = [positive_int("rows", n, 1, MOST_ROWS) for n in rows]
     probe, n_threads, isa, size = _probe(threads, gib, huge_pages)
     results = []
     for kind in types:
-        if kind not in SHAPES:
-            raise OptionError(f"types: expected some of {', '.join(SHAPES)}, found {kind!r}")
         for n in rows:
             results.append(_one_op(probe, size, kind, n))
     peak = [probe.fma(200_000) for _ in range(_REPEATS)]

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 from ds4v41.chat.tokens import TASKS
 from ds4v41.chat.tools import name_problem, read_arguments, split_namespace, tool_schemas
 from ds4v41.chat.types import Message, message_digest, to_json
-from ds4v41.errors import ChatError
+from ds4v41.errors import ChatError, shown
 
 Revision: TypeAlias = Literal["dba1be0", "1017"]
 Piece: TypeAlias = str | Mapping[str, Any]
@@ -92,8 +92,13 @@ class Reader:
         if isinstance(messages, (str, bytes, Mapping, Message)) or not isinstance(messages, Iterable):
             self.problems.append(f"{where}: expected a list of messages, found {type(messages).__name__}")
             return []
+        try:
+            given = iter(messages)
+        except TypeError:  # an array without dimensions
+            self.problems.append(f"{where}: expected a list of messages, found {type(messages).__name__}")
+            return []
         turns: list[Turn] = []
-        for i, message in enumerate(messages):
+        for i, message in enumerate(given):
             turn = self._turn(message, f"{where}[{i}]")
             if turn is not None:
                 self._append(turns, turn)
@@ -121,7 +126,7 @@ class Reader:
         role = raw.get("role")
         if not isinstance(role, str) or role not in _KEYS:
             hint = " (write developer instructions as a system message)" if role == "developer" else ""
-            self.problems.append(f"{where}.role: expected one of {', '.join(_KEYS)}, found {role!r}{hint}")
+            self.problems.append(f"{where}.role: expected one of {', '.join(_KEYS)}, found {shown(role)}{hint}")
             return None
         self._check_keys(raw, _KEYS[role], where)
         if role == "tool":
@@ -183,7 +188,7 @@ class Reader:
                               "reasoning of earlier turns")
         task = raw.get("task")
         if task is not None and (not isinstance(task, str) or task not in TASKS):
-            self.problems.append(f"{turn.where}.task: expected one of {', '.join(TASKS)}, found {task!r}")
+            self.problems.append(f"{turn.where}.task: expected one of {', '.join(TASKS)}, found {shown(task)}")
         elif task is not None:
             turn.task = task
 
@@ -238,7 +243,7 @@ class Reader:
         turn.calls = self._calls(raw.get("tool_calls"), f"{where}.tool_calls")
         for key in ("wo_eos", "prefix"):
             if raw.get(key) is not None and not isinstance(raw[key], bool):
-                self.problems.append(f"{where}.{key}: expected true or false, found {raw[key]!r}")
+                self.problems.append(f"{where}.{key}: expected true or false, found {shown(raw[key])}")
         turn.open_end = raw.get("wo_eos") is True or raw.get("prefix") is True
         turn.open_reasoning = raw.get("prefix") is True and bool(turn.reasoning) and not turn.text and not turn.calls
         self._token_ids(raw, turn)

@@ -12,7 +12,7 @@ from ds4v41.chat.prompt import Opens, Prompt
 from ds4v41.chat.tokens import DSML, EOS, THINK_CLOSE, THINK_OPEN, TURN_MARKERS, VISIBLE
 from ds4v41.chat.tools import ToolTypes, tool_schemas
 from ds4v41.chat.types import ContentDelta, Event, Message, ReasoningDelta, message_digest
-from ds4v41.errors import ChatError, OptionError, StateError
+from ds4v41.errors import ChatError, OptionError, StateError, shown
 from ds4v41.stops import StopMatcher
 from ds4v41.tokenizer import Tokenizer
 
@@ -157,7 +157,7 @@ class ChatParser:
         if self._message is not None:
             return self._message
         if reason is not None and (not isinstance(reason, str) or not reason):
-            raise OptionError(f"reason: expected text such as 'stop' or 'length', found {reason!r}")
+            raise OptionError(f"reason: expected text such as 'stop' or 'length', found {shown(reason)}")
         if self._state != "done":
             self._text(self._unlexed + (self._decoder.flush() if self._decoder is not None else ""))
         if self._state != "done":

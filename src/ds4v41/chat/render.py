@@ -23,7 +23,7 @@ from ds4v41.chat.tokens import (
 )
 from ds4v41.chat.tools import calls_block, format_block, tool_schemas, tools_block
 from ds4v41.chat.types import Message
-from ds4v41.errors import OptionError
+from ds4v41.errors import OptionError, shown
 
 
 def resolve_effort(effort: int | str | None) -> int:
@@ -39,7 +39,7 @@ def resolve_effort(effort: int | str | None) -> int:
     if isinstance(effort, str) and effort in EFFORT_LEVELS:
         return EFFORT_LEVELS[effort]
     names = ", ".join(f"{name!r} ({value})" for name, value in EFFORT_LEVELS.items())
-    raise OptionError(f"reasoning_effort: expected an int from 1 to 100 or one of {names}, found {effort!r}")
+    raise OptionError(f"reasoning_effort: expected an int from 1 to 100 or one of {names}, found {shown(effort)}")
 
 
 def render(
@@ -98,11 +98,11 @@ def render(
 def _check_options(thinking: Any, revision: Any, drop_thinking: Any, add_bos: Any, tool_choice: Any) -> None:
     for name, flag in (("thinking", thinking), ("drop_thinking", drop_thinking), ("add_bos", add_bos)):
         if not isinstance(flag, bool):
-            raise OptionError(f"{name}: expected True or False, found {flag!r}")
-    if revision not in get_args(Revision):
-        raise OptionError(f"revision: expected one of {', '.join(get_args(Revision))}, found {revision!r}")
-    if tool_choice not in (None, "auto", "none"):
-        raise OptionError(f"tool_choice: expected 'auto' or 'none', found {tool_choice!r}; forcing a call is not "
+            raise OptionError(f"{name}: expected True or False, found {shown(flag)}")
+    if not isinstance(revision, str) or revision not in get_args(Revision):
+        raise OptionError(f"revision: expected one of {', '.join(get_args(Revision))}, found {shown(revision)}")
+    if tool_choice is not None and (not isinstance(tool_choice, str) or tool_choice not in ("auto", "none")):
+        raise OptionError(f"tool_choice: expected 'auto' or 'none', found {shown(tool_choice)}; forcing a call is not "
                           "supported, because nothing would make the model keep to it")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ds4v41.chat.prompt import Control, Text
 from ds4v41.chat.tokens import CALLS_TAG, DSML, INVOKE_TAG, PARAMETER_TAG, THINK_CLOSE, THINK_OPEN
 from ds4v41.chat.types import to_json
+from ds4v41.errors import shown
 
 # The frame around the schemas, byte for byte as the model was trained. In it the markers are control tokens.
 _FRAME_HEAD = f"""## Tools
@@ -61,7 +62,7 @@ def split_namespace(name: str, namespace: str | None) -> tuple[str | None, str]:
 def name_problem(name: Any) -> str | None:
     """Why `name` cannot stand in the markup, or None."""
     if not isinstance(name, str) or not name:
-        return f"expected a non-empty name, found {name!r}"
+        return f"expected a non-empty name, found {shown(name)}"
     if '"' in name or "\n" in name:
         return f"the name {name!r} holds a quote or a newline, which the markup cannot carry"
     return None

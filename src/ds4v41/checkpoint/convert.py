@@ -23,7 +23,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError, OptionError, TokenizerError
+from ..checks import path_of
+from ..errors import CheckpointError, OptionError, TokenizerError, shown
 from . import convert_source
 from .config import ModelConfig
 from .convert_plan import Plan, PlannedTensor, check_recipe, plan_tensors, quantization_text
@@ -124,10 +125,11 @@ class _Job:
         revision: str | None,
     ) -> None:
         check_recipe(recipe)
-        self.folder, self.out, self.recipe, self.kind = Path(source), Path(out), recipe, kind
+        self.folder, self.out = path_of("source", source), path_of("out", out)
+        self.recipe, self.kind = recipe, kind
         self.threads = _thread_count(threads)
         self.revision = _revision(self.folder, revision)
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):
             stat_path(self.folder)
             raise CheckpointError(f"{self.folder}: expected an official checkpoint folder (config.json and weights)")
         self.raw_config: dict[str, Any] = _json_object(self.folder / CONFIG, _MAX_CONFIG)
@@ -136,7 +138,9 @@ class _Job:
             raise CheckpointError(f"{self.folder}: this model has no drafter (num_nextn_predict_layers is 0)")
         self.checkpoint = self._open_weights()
         own = self.folder / TOKENIZER
-        self.tokenizer = Path(tokenizer) if tokenizer is not None else own if own.is_file() else None
+        self.tokenizer: Path | None = own if os.path.isfile(own) else None
+        if tokenizer is not None:
+            self.tokenizer = path_of("tokenizer", tokenizer)
 
     def _open_weights(self) -> Checkpoint | None:
         """The checked weights, or None for a folder without any."""
@@ -227,7 +231,7 @@ def _thread_count(threads: int | None) -> int:
     if threads is None:
         return min(64, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024:
-        raise OptionError(f"threads is {threads!r}, expected a whole number from 1 to 1024")
+        raise OptionError(f"threads is {shown(threads)}, expected a whole number from 1 to 1024")
     return threads
 
 
@@ -235,7 +239,7 @@ def _revision(folder: Path, given: str | None) -> str:
     """The commit of the source: as given, or as the download tools leave it beside the files, or "unknown"."""
     if given is not None:
         if not isinstance(given, str) or not _REVISION.fullmatch(given):
-            raise OptionError(f"revision is {given!r}, expected a commit of 40 hexadecimal digits")
+            raise OptionError(f"revision is {shown(given)}, expected a commit of 40 hexadecimal digits")
         return given
     if folder.parent.name == "snapshots" and _REVISION.fullmatch(folder.name):
         return folder.name
@@ -325,7 +329,7 @@ def _header(plan: Plan, records: list[Record]) -> bytes:
 
 def _require_space(out: Path, n_bytes: int) -> None:
     folder = out.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CheckpointError(f"{folder}: no such folder; make it first")
     free = shutil.disk_usage(folder).free
     if free < n_bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from ..errors import OptionError
+from ..errors import OptionError, shown
 from .config import ModelConfig
 from .gguf_dialect import ALIGNMENT
 from .gguf_header import row_bytes, type_ids, type_table
@@ -141,7 +141,7 @@ def quantization_text(kind: str, recipe: str) -> str:
 def check_recipe(recipe: str) -> None:
     """OptionError for a recipe that does not exist."""
     if recipe not in RECIPES:
-        raise OptionError(f"unknown recipe {recipe!r}: choose from {', '.join(RECIPES)}")
+        raise OptionError(f"unknown recipe {shown(recipe)}: choose from {', '.join(RECIPES)}")
 
 
 ExactType = Callable[[TensorSpec], str]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..atomic import may_be_replaced
 from ..errors import CheckpointError
 from .gguf_dialect import Record
 from .gguf_header import MAGIC, VERSION, type_ids
@@ -75,6 +76,8 @@ class CompleteFile:
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         self.path = path
+        if not path.name:
+            raise CheckpointError(f"{path}: this is a folder; give the name of a file")
         self._partial = path.with_name(path.name + PARTIAL_SUFFIX)
         self._overwrite = overwrite
         self._descriptor = -1
@@ -96,8 +99,10 @@ class CompleteFile:
         return self
 
     def _refuse_existing(self) -> None:
-        if self.path.is_dir():
+        if os.path.isdir(self.path):
             raise CheckpointError(f"{self.path}: this is a folder; give the name of a file")
+        if not may_be_replaced(self.path):
+            raise CheckpointError(f"{self.path}: this is a pipe or a device, not a file; it is left as it is")
         if not self._overwrite and os.path.lexists(self.path):
             raise CheckpointError(
                 f"{self.path}: this file exists already: remove it, give another name, or allow overwrite=True"

@@ -83,7 +83,7 @@ def _find_tokenizer(folder: Path) -> Path | None:
     """The folder's own, or the one beside it that several variants of a model share. Whether it belongs to the model
     is checked against the configuration when it is used."""
     places = (folder / TOKENIZER, folder.absolute().parent / TOKENIZER)
-    return next((place for place in places if place.is_file()), None)
+    return next((place for place in places if os.path.isfile(place)), None)
 
 
 def _generation(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -31,15 +31,15 @@ def _measure(args: Namespace) -> dict[str, Any]:
     if args.what == "roof":
         return bench.roof(**_probe(args))
     if args.what == "ops":
-        options: dict[str, Any] = {"rows": _numbers("rows", args.rows)} if args.rows else {}
-        if args.types:
+        options: dict[str, Any] = {"rows": _numbers("rows", args.rows)} if args.rows is not None else {}
+        if args.types is not None:
             options["types"] = tuple(args.types.split(","))
         return bench.ops(**_probe(args), **options)
     if args.what == "select":
         return bench.select()
     if args.what == "ab":
         return bench.compare(args.model, parse_side(args.a), parse_side(args.b), pairs=args.pairs)
-    contexts = _numbers("context", args.context) if args.context else ()
+    contexts = _numbers("context", args.context) if args.context is not None else ()
     if args.what == "decode":
         if len(contexts) > 1:
             raise UsageError("bench decode: --context takes one position (bench depth takes several)")
@@ -50,7 +50,7 @@ def _measure(args: Namespace) -> dict[str, Any]:
             args.model, steps=args.steps, threads=args.threads, **({"contexts": contexts} if contexts else {})
         )
     lengths: dict[str, Any] = {"tokens": contexts} if contexts else {}
-    if args.behind:
+    if args.behind is not None:
         lengths["behind"] = _numbers("behind", args.behind)
     return bench.prefill(args.model, threads=args.threads, **lengths)
 

@@ -10,11 +10,11 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..chat import ContentDelta, Event, ReasoningDelta
 from ..chatting import Reply
+from ..checks import path_of
 from ..errors import ChatError, Ds4Error, OptionError
 from ..results import Progress
 from .conversation import Conversation
@@ -43,6 +43,10 @@ def run(args: Namespace) -> int:
     """Talk until the messages end."""
     if args.message is not None and args.whole:
         raise UsageError("chat: give MESSAGE or --whole, not both")
+    if args.json and args.reasoning != "auto":
+        raise UsageError("chat: --reasoning is for text; --json always has the reasoning")
+    if args.history is not None and (args.message is not None or args.whole or not is_terminal(sys.stdin)):
+        raise UsageError("chat: --history keeps the lines typed in a terminal, and none are typed here")
     options = sampling_options(args)
     with open_model(args) as model, open_session(model, args) as session:
         talk = Talk(Conversation(session, options), args)
@@ -315,7 +319,7 @@ def _line_editing(history: str | None) -> Iterator[None]:
             raise OptionError("--history needs Python's readline module, which is not here") from None
         yield
         return
-    path = None if history is None else Path(history).expanduser()
+    path = None if history is None else path_of("--history", history)
     if path is not None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         readline.read_history_file(path)

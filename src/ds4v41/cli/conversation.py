@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..atomic import write_atomically
 from ..chat import Event, render
 from ..chat.render import resolve_effort
+from ..checks import path_of
 from ..errors import ChatError, OptionError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..session import Session
 
 SAVE_KEY, SAVE_VERSION = "ds4v41_chat", 1
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Conversation:
         if text == "off":
             self.thinking = False
             return
-        self.effort = resolve_effort(int(text) if re.fullmatch(r"[+-]?\d+", text) else text)
+        self.effort = resolve_effort(int(text) if re.fullmatch(r"[+-]?\d{1,9}", text) else text)
         self.thinking = True
 
     @property
@@ -98,8 +100,8 @@ class Conversation:
 
     def save(self, path: str) -> None:
         """Write the conversation, token ids included. Replaces only a file that holds a conversation."""
-        where = Path(path).expanduser()
-        if where.exists() and not _is_saved_chat(where):
+        where = path_of("path", path)
+        if os.path.exists(where) and not _is_saved_chat(where):
             raise OptionError(f"{path}: this file exists and is no saved conversation; give another name")
         messages = [m if isinstance(m, dict) else m.to_dict() for m in self.messages]
         saved = {SAVE_KEY: SAVE_VERSION, "model": str(self.session.model.path), "messages": messages}
@@ -107,7 +109,7 @@ class Conversation:
 
     def load(self, path: str) -> None:
         """Go on with a saved conversation. Raises ChatError when the file holds none."""
-        where = Path(path).expanduser()
+        where = path_of("path", path)
         saved = _read_json(where)
         if not isinstance(saved, dict) or saved.get(SAVE_KEY) != SAVE_VERSION:
             raise ChatError(f"{path}: expected a conversation that /save wrote ({SAVE_KEY}: {SAVE_VERSION})")
@@ -120,7 +122,7 @@ class Conversation:
 
 
 def _is_saved_chat(path: Path) -> bool:
-    if not path.is_file() or not os.access(path, os.R_OK):
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):
         return False
     try:
         saved = _read_json(path)
@@ -131,6 +133,12 @@ def _is_saved_chat(path: Path) -> bool:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        with open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ChatError(f"{path}: expected at most {_MOST_BYTES:,} bytes of JSON that /save wrote, found more")
+        return json.loads(data)
+    except RecursionError as error:
+        raise ChatError(f"{path}: expected JSON that /save wrote, found one that is nested too deeply") from error
     except ValueError as error:  # not JSON, or not UTF-8
         raise ChatError(f"{path}: expected JSON that /save wrote: {error}") from error

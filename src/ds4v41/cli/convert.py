@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..checkpoint.convert import convert, convert_drafter
 from ..checkpoint.convert_plan import Plan
+from ..checks import path_of
 from .output import Bar, print_json
 from .parser import UsageError
 
@@ -45,7 +46,7 @@ def _paths(args: Namespace) -> tuple[bool, Path, Path]:
     if len(paths) != 2:
         name = "convert drafter" if drafter else "convert"
         raise UsageError(f"{name}: expected OFFICIAL and OUT, found {len(paths)} path(s): {' '.join(paths)}")
-    return drafter, Path(paths[0]).expanduser(), Path(paths[1]).expanduser()
+    return drafter, path_of("OFFICIAL", paths[0]), path_of("OUT", paths[1])
 
 
 def _lines(plan: Plan) -> list[str]:

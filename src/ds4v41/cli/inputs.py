@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
+from ..checks import path_of
 from ..errors import OptionError
 from .output import Bar
 
 if TYPE_CHECKING:
     from ..model import Model
     from ..session import Session
+
+_MOST_BYTES = 256 << 20
+"""More than any context holds."""
 
 
 def open_model(args: Namespace) -> Model:
@@ -43,13 +46,22 @@ def open_session(model: Model, args: Namespace) -> Session:
 
 def read_text(path: str) -> str:
     """A UTF-8 file. Raises OptionError that says where it is not UTF-8; OSError when it cannot be read."""
-    return decode_utf8(Path(path).expanduser().read_bytes(), path)
+    with open(path_of("path", path), "rb") as file:  # may be a pipe: a shell's <(command)
+        return decode_utf8(_limited(file, path), path)
 
 
 def read_stdin() -> str:
     """All of stdin, as UTF-8."""
     buffer = getattr(sys.stdin, "buffer", None)
-    return sys.stdin.read() if buffer is None else decode_utf8(buffer.read(), "stdin")
+    return sys.stdin.read() if buffer is None else decode_utf8(_limited(buffer, "stdin"), "stdin")
+
+
+def _limited(file: BinaryIO, where: str) -> bytes:
+    """All of a file. Raises OptionError instead of filling the memory from one that never ends."""
+    data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise OptionError(f"{where}: expected at most {_MOST_BYTES:,} bytes of text, found more")
+    return data
 
 
 def decode_utf8(data: bytes, where: str) -> str:

@@ -7,7 +7,6 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
@@ -25,7 +24,7 @@ def run(args: Namespace) -> int:
     if args.activations is not None and args.context is None:
         raise UsageError("inspect: --activations is for the memory plan: add --context N")
     planner = None if args.context is None else partial(plan_memory, activations=args.activations or "auto")
-    report = inspect_checkpoint(Path(args.path).expanduser(), context=args.context, plan_memory=planner)
+    report = inspect_checkpoint(args.path, context=args.context, plan_memory=planner)
     if args.context is not None and report.memory_plan is None and not report.problems:
         raise OptionError(f"--context: {report.path} is a {report.kind}, which has no session of its own; leave it out")
     if args.json:

@@ -261,7 +261,7 @@ def _add_synth(commands: Any) -> None:
     parser.add_argument("--recipe", choices=("q4", "mxfp4"), default="q4", help="types of the experts (default q4)")
     parser.add_argument("--drafter", metavar="D.gguf", help="write a drafter for it as well, to this file")
     parser.add_argument(
-        "--drafter-experts", type=int, default=16, metavar="E", help="routed experts of a draft stage (default 16)"
+        "--drafter-experts", type=int, metavar="E", help="routed experts of a draft stage (default 16)"
     )
     parser.add_argument("--engram-rows", type=int, default=100_000, metavar="R", help="about so many rows a table")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the random blocks (default 1)")

@@ -6,10 +6,13 @@ from argparse import Namespace
 
 from ..pull import Pulled, pull
 from .output import Bar, print_json
+from .parser import UsageError
 
 
 def run(args: Namespace) -> int:
     """Download, or say what would be downloaded with --dry-run."""
+    if args.check and args.dry_run:
+        raise UsageError("pull: --check reads files and --dry-run reads nothing: give one of them")
     with Bar("looking the files up") as bar:
         done = pull(
             args.what, args.to, revision=args.revision, check=args.check, dry_run=args.dry_run, progress=bar.update

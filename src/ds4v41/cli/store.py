@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
-from pathlib import Path
 
+from ..checks import path_of
 from ..errors import StoreError
 from ..kvstore import KVStore
 from ..kvstore.format import KIND_NAMES
 from ..machine import human
 from .output import console, print_json
+from .parser import UsageError
 
 FAILED = 1
 
 
 def run(args: Namespace) -> int:
     """Run one of ls, stats, verify, prune; 1 when verify finds damage."""
-    folder = Path(args.path).expanduser()
-    if not (folder / "objects").is_dir():
+    if args.dry_run and args.action != "prune":
+        raise UsageError(f"store {args.action}: deletes nothing anyway; --dry-run is for prune")
+    if args.budget is not None and args.action not in ("prune", "stats"):
+        raise UsageError(f"store {args.action}: --budget is for prune and stats")
+    folder = path_of("path", args.path)
+    if not os.path.isdir(folder / "objects"):
         raise StoreError(f"{folder}: there is no store here (a store has a folder objects and an index.sqlite)")
     with KVStore(folder, budget=args.budget) as store:
         command = {"ls": _ls, "stats": _stats, "verify": _verify, "prune": _prune}[args.action]

@@ -43,6 +43,8 @@ def run(args: Namespace) -> int:
 def _mac_day(args: Namespace) -> int:
     if args.manifests or args.update or args.trace or args.threads is not None:
         raise UsageError("verify: --mac-day runs checks of its own; it takes --backend, --model, --contexts and --json")
+    if args.contexts is not None and args.model is None:
+        raise UsageError("verify: --contexts are depths of --model: add it")
     from .. import macday
 
     try:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import socket
+import stat as stat_module
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ class Files:
 
     def why_not_writable(self) -> str:
         """Why a store that is there cannot be written to; empty when it can, or when it is not there yet."""
-        if not self.objects.is_dir():
+        if not os.path.isdir(self.objects):
             return ""
         probe = self.objects / f"probe.{HOST}.{os.getpid()}.{uuid.uuid4().hex}"
         try:
@@ -94,7 +95,7 @@ class Files:
     def open(self, name: bytes, kind: int) -> tuple[int, Header]:
         """(descriptor, header) of an object whose length and header are right; the caller closes the descriptor."""
         path = self.path(name, kind)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
         try:
             header = Header.unpack(os.pread(fd, HEADER_BYTES, 0), str(path))
             size = os.fstat(fd).st_size
@@ -147,6 +148,15 @@ class Files:
                 host, _, rest = entry.name.rpartition(".")[0].rpartition(".")
                 if host == HOST and rest.isdigit() and not alive(int(rest)):
                     yield Path(entry.path)
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor to read a file with; StoreError for a pipe or a device, which might never answer."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat_module.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise StoreError(f"{path}: expected a regular file, found a folder, pipe or device")
+    return fd
 
 
 def read_payload(fd: int, header: Header) -> NDArray[np.uint8]:

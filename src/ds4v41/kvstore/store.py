@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import OptionError, StoreError
+from ..checks import path_of
+from ..errors import OptionError, StoreError, shown
 from ..machine import human
 from .files import HOST, Files, closing_fd, disk_bytes
 from .find import Found, find
@@ -65,11 +66,9 @@ class KVStore:
         memory: int | str | None = None,
         read_only: bool = False,
     ) -> None:
-        if path is not None and not isinstance(path, (str, os.PathLike)):
-            raise OptionError(f"path: expected text, a path or None, found {path!r}")
-        self.path = None if path is None else Path(path).expanduser()
+        self.path = None if path is None else path_of("path", path)
         if not isinstance(read_only, bool):
-            raise OptionError(f"read_only: expected True or False, found {read_only!r}")
+            raise OptionError(f"read_only: expected True or False, found {shown(read_only)}")
         if path is None and (memory is not None or read_only):
             raise OptionError("memory and read_only go with a path: a store without one is all memory")
         self._above = None if memory is None else KVStore(None, parse_size("memory", memory))
@@ -93,7 +92,7 @@ class KVStore:
         if self.path is None:
             self._index = Index(None)
         elif self._no_writes:
-            if not (self.path / "objects").is_dir():
+            if not os.path.isdir(self.path / "objects"):
                 raise StoreError(f"{self.path}: there is no store here, and none can be made ({self._no_writes})")
             self._index = Index(None)  # made from the objects: SQLite would have to write beside its file
         else:

@@ -9,7 +9,7 @@ import stat as stat_module
 from pathlib import Path
 
 from ..errors import StoreError
-from .files import HOST, Files, alive, closing_fd, disk_bytes
+from .files import HOST, Files, alive, closing_fd, disk_bytes, open_regular
 from .format import HEADER_BYTES, PAGE, Header
 from .index import Index
 from .memory_files import MemoryFiles
@@ -105,7 +105,7 @@ class Upkeep:
 
 
 def _kind_of(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_regular(path)
     with closing_fd(fd):
         return Header.unpack(os.pread(fd, HEADER_BYTES, 0), str(path)).kind
 
