@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "cpu/matrix.h"
 #include "cpu/ops.h"
 #include "engine/backend.h"
 
@@ -19,5 +20,10 @@ std::unique_ptr<Backend> make_backend(const std::string& isa, const Shape& shape
                                       ThreadPool& pool);
 
 const Ops& ops(const std::string& isa);
+
+// The products of the matrix class: the native ones where the processor has them.
+const MatrixClass& matrix_class(const std::string& isa);
+// Why there is no fast matrix class; empty where there is.
+std::string matrix_missing(const std::string& isa);
 
 }  // namespace ds4::cpu

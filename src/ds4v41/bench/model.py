@@ -6,12 +6,14 @@ generates means nothing. Steps and plain reads alternate, so that both see the s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import _ext
 from ..ledger import Ledger
@@ -123,27 +125,41 @@ def prefill(
     *,
     tokens: Sequence[int] = (512, 2048),
     threads: int | None = None,
+    matrix: bool = False,
 ) -> dict[str, Any]:
-    """Prefill rate for prompts of several lengths, from an empty session; time by operation."""
+    """Prefill rate for prompts of several lengths, from an empty session; time by operation.
+
+    matrix: each prompt also in the matrix class, `ratio` is its CPU rate over the canonical one."""
     results = []
-    with Model.open(path, threads=threads) as model:
-        _warm(model)
+    with contextlib.ExitStack() as stack:
+        models = [stack.enter_context(Model.open(path, threads=threads))]
+        if matrix:
+            models.append(stack.enter_context(Model.open(path, threads=threads, prefill="matrix")))
+        for model in models:
+            _warm(model)
         rng = np.random.default_rng(3)
         for n in tokens:
-            with model.session(n + 8, retain=256, chunk=min(n, 2048)) as session:
-                ids = rng.integers(10, model.config.vocab_size, n).astype(np.int32)
-                session._ext.start_ledger()
-                wall, cpu = time.perf_counter(), time.process_time()
-                session.prefill(ids, logits=None)
-                wall, cpu = time.perf_counter() - wall, (time.process_time() - cpu) / model.threads
-                ledger = Ledger.from_ext(session._ext.ledger())
-                results.append(
-                    {
-                        "context": n,
-                        "chunk": session.chunk,
-                        "tok_s": n / wall,
-                        "cpu_tok_s": n / cpu,
-                        "seconds_by_op": {r.op: r.seconds for r in ledger.by_op()},
-                    }
-                )
-        return environment(model.threads, model.backend) | {"model": str(path or "nano"), "results": results}
+            ids = rng.integers(10, models[0].config.vocab_size, n).astype(np.int32)
+            items = [_prefill(model, ids) for model in models]
+            for item in items[1:]:
+                item["ratio"] = item["cpu_tok_s"] / items[0]["cpu_tok_s"]
+            results += items
+        return environment(models[0].threads, models[0].backend) | {"model": str(path or "nano"), "results": results}
+
+
+def _prefill(model: Model, ids: NDArray[np.int32]) -> dict[str, Any]:
+    n = len(ids)
+    with model.session(n + 8, retain=256, chunk=min(n, 2048)) as session:
+        session._ext.start_ledger()
+        wall, cpu = time.perf_counter(), time.process_time()
+        session.prefill(ids, logits=None)
+        wall, cpu = time.perf_counter() - wall, (time.process_time() - cpu) / model.threads
+        ledger = Ledger.from_ext(session._ext.ledger())
+        return {
+            "context": n,
+            "class": model.prefill,
+            "chunk": session.chunk,
+            "tok_s": n / wall,
+            "cpu_tok_s": n / cpu,
+            "seconds_by_op": {r.op: r.seconds for r in ledger.by_op()},
+        }

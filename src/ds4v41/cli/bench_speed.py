@@ -34,7 +34,7 @@ def _measure(args: Namespace) -> dict[str, Any]:
         options: dict[str, Any] = {"rows": _numbers("rows", args.rows)} if args.rows else {}
         if args.types:
             options["types"] = tuple(args.types.split(","))
-        return bench.ops(**_probe(args), **options)
+        return bench.ops(**_probe(args), matrix=args.matrix, **options)
     if args.what == "select":
         return bench.select()
     if args.what == "ab":
@@ -49,7 +49,8 @@ def _measure(args: Namespace) -> dict[str, Any]:
         return bench.depth(
             args.model, steps=args.steps, threads=args.threads, **({"contexts": contexts} if contexts else {})
         )
-    return bench.prefill(args.model, threads=args.threads, **({"tokens": contexts} if contexts else {}))
+    prompts = {"tokens": contexts} if contexts else {}
+    return bench.prefill(args.model, threads=args.threads, matrix=args.matrix, **prompts)
 
 
 def _probe(args: Namespace) -> dict[str, Any]:
