@@ -31,7 +31,7 @@ double thread_cpu() {
 class Probe {
  public:
   Probe(const std::string& isa, int threads, int64_t bytes, bool huge_pages)
-      : ops_(cpu::ops(isa)), pool_(threads), n_threads_(threads), bytes_(static_cast<size_t>(bytes)) {
+      : ops_(cpu::ops(isa)), matrix_(cpu::matrix_class(isa)), pool_(threads), n_threads_(threads), bytes_(static_cast<size_t>(bytes)) {
     if (bytes < (1 << 20)) throw OptionError("[bench] expected at least 1 MiB to touch");
     void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw MemoryPlanError("[bench] the system refused the memory to touch; ask for less");
@@ -63,8 +63,15 @@ class Probe {
     return {std::get<0>(s), std::get<1>(s), 1e-9 * static_cast<double>(ops_.fma_flops(rounds)) * n_threads_ * 8};
   }
 
+  // The same of the instruction behind the matrix class.
+  std::tuple<double, double, double> matrix_peak(int64_t rounds) {
+    if (!matrix_.native) throw OptionError("[bench] this instruction set has no matrix unit here");
+    const Seconds s = run(n_threads_ * 8, [&](int64_t) { sink_ = sink_ ^ static_cast<uint64_t>(matrix_.chain(rounds)); });
+    return {std::get<0>(s), std::get<1>(s), 1e-9 * static_cast<double>(matrix_.flops(rounds)) * n_threads_ * 8};
+  }
+
   // n rows times a matrix of `type` that lies at `offset`; shared among the threads as the engine does it.
-  Seconds product(const std::string& type, int rows, int cols, int64_t offset, int n) {
+  Seconds product(const std::string& type, int rows, int cols, int64_t offset, int n, bool matrix) {
     Matrix m;
     m.type = parse_row_type(type);
     m.rows = rows;
@@ -79,17 +86,21 @@ class Probe {
     }
     make_rows(n, cols);
     out_.resize(static_cast<size_t>(n) * rows);
-    const size_t scratch = (ops_.product_scratch(cols) + 15) & ~size_t{15};
+    const size_t scratch = ((matrix ? matrix_.scratch(cols) : ops_.product_scratch(cols)) + 15) & ~size_t{15};
     if (scratch_.size() < scratch * n_threads_ + 16) scratch_.resize(scratch * n_threads_ + 16);
     float* base = aligned(scratch_.data());
-    constexpr int kBatch = 96;
+    const int batch = matrix ? matrix_.batch : 96;
     const int64_t block = ops_.block_rows(rows, n_threads_, n);
-    const int64_t blocks = (rows + block - 1) / block, batches = (n + kBatch - 1) / kBatch;
+    const int64_t blocks = (rows + block - 1) / block, batches = (n + batch - 1) / batch;
     return run(blocks * batches, [&](int64_t task, int worker) {
-      const int r0 = static_cast<int>(task % blocks * block), i0 = static_cast<int>(task / blocks) * kBatch;
-      const int nr = static_cast<int>(rows - r0 < block ? rows - r0 : block), nx = n - i0 < kBatch ? n - i0 : kBatch;
-      ops_.product_block(m, r0, nr, aligned(x_.data()) + static_cast<int64_t>(i0) * cols, nx,
-                         out_.data() + static_cast<int64_t>(i0) * rows + r0, rows, base + worker * scratch);
+      const int r0 = static_cast<int>(task % blocks * block), i0 = static_cast<int>(task / blocks) * batch;
+      const int nr = static_cast<int>(rows - r0 < block ? rows - r0 : block), nx = n - i0 < batch ? n - i0 : batch;
+      const float* x = aligned(x_.data()) + static_cast<int64_t>(i0) * cols;
+      float* out = out_.data() + static_cast<int64_t>(i0) * rows + r0;
+      if (matrix)
+        matrix_.block(m, r0, nr, {x, cols, nullptr}, nx, out, rows, base + worker * scratch);
+      else
+        ops_.product_block(m, r0, nr, x, nx, out, rows, base + worker * scratch);
     });
   }
 
@@ -146,6 +157,7 @@ class Probe {
   }
 
   const cpu::Ops& ops_;
+  const cpu::MatrixClass& matrix_;
   ThreadPool pool_;
   int n_threads_;
   size_t bytes_;
@@ -166,8 +178,10 @@ void bind_bench(nb::module_& parent) {
            "Reads a range with all threads.")
       .def("fma", &Probe::fma, nb::arg("rounds"), nb::call_guard<nb::gil_scoped_release>(),
            "Fused multiply-adds in registers: (wall, CPU, GFLOP).")
+      .def("matrix_peak", &Probe::matrix_peak, nb::arg("rounds"), nb::call_guard<nb::gil_scoped_release>(),
+           "The same by the instruction of the matrix class.")
       .def("product", &Probe::product, nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("offset"), nb::arg("n"),
-           nb::call_guard<nb::gil_scoped_release>(), "n activation rows times the matrix at an offset.");
+           nb::arg("matrix") = false, nb::call_guard<nb::gil_scoped_release>(), "n activation rows times the matrix at an offset.");
 }
 
 }  // namespace ds4::py

@@ -62,12 +62,19 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
            nb::arg("fd"), nb::arg("offset"), nb::arg("begin"), nb::arg("end"),
            "import_rows from an open file; returns the XXH64 of the bytes, which the caller compares.")
       .def("finish_restore",
-           [](SessionHandle& h, const Tokens& tokens) {
+           [](SessionHandle& h, const Tokens& history) {
+             std::vector<int32_t> tokens(history.data(), history.data() + history.size());
+             std::vector<NumericClass> classes(tokens.size(), NumericClass::canonical);
+             for (size_t i = 0; i < tokens.size(); ++i)
+               if ((tokens[i] & kMatrixTag) != 0) {
+                 tokens[i] &= ~kMatrixTag;
+                 classes[i] = NumericClass::matrix;
+               }
              h.call([&](Session& s, Poll*) {
-               return s.finish_restore(tokens.data(), static_cast<int64_t>(tokens.size())), 0;
+               return s.finish_restore(tokens.data(), classes.data(), static_cast<int64_t>(tokens.size())), 0;
              });
            },
-           nb::arg("tokens"), "All tokens of the restored state; window rows are missing until complete().")
+           nb::arg("history"), "All tokens of the restored state, as `history`; window rows are missing until complete().")
       .def("export_frontier",
            [](SessionHandle& h, bool encoder) {
              return array_of(h.call([=](Session& s, Poll*) { return s.export_frontier(encoder); }));

@@ -227,6 +227,7 @@ void bind_model(nb::module_& m) {
       "What the Metal back ends of this process issued so far: dispatches, levels of them that had to wait for each other, "
       "command buffers, waits; and (dispatches, levels that they opened) by kernel.");
 #endif
+  m.def("matrix_missing", &cpu::matrix_missing, nb::arg("isa"), "Why this instruction set has no fast matrix class here; empty when it has.");
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
   m.def(
       "memory_plan",

@@ -76,6 +76,17 @@ Out<float> product(const std::string& isa, const std::string& type, size_t rows,
   return out;
 }
 
+Out<float> matrix_product(const std::string& isa, const std::string& type, size_t rows, const Bytes& data,
+                          const std::optional<Bytes>& scale, const Floats2& x) {
+  const Matrix m = matrix_of(type, rows, x.shape(1), data, scale);
+  const cpu::MatrixClass& c = cpu::matrix_class(isa);
+  std::vector<float> scratch(c.scratch(m.cols));
+  auto out = make_array<float>({x.shape(0), rows});
+  FlushSubnormals flush;
+  c.block(m, 0, m.rows, {x.data(), m.cols, nullptr}, static_cast<int>(x.shape(0)), out.data(), m.rows, scratch.data());
+  return out;
+}
+
 Out<float> decode(const std::string& isa, const std::string& type, size_t rows, size_t cols, const Bytes& data,
                   const std::optional<Bytes>& scale) {
   const Matrix m = matrix_of(type, rows, cols, data, scale);
@@ -219,6 +230,10 @@ void bind_ops(nb::module_& parent) {
   m.def("unary", &unary, nb::arg("isa"), nb::arg("name"), nb::arg("x"));
   m.def("product", &product, nb::arg("isa"), nb::arg("type"), nb::arg("rows"), nb::arg("data"),
         nb::arg("scale").none(), nb::arg("x"), "x [n, cols] times a matrix of `rows` rows: [n, rows], canonical order.");
+  m.def("matrix_product", &matrix_product, nb::arg("isa"), nb::arg("type"), nb::arg("rows"), nb::arg("data"),
+        nb::arg("scale").none(), nb::arg("x"), "The same in the matrix class, emulated where there is no instruction for it.");
+  m.def("matrix_native", [](const std::string& isa) { return cpu::matrix_class(isa).native; }, nb::arg("isa"),
+        "Is it computed by the instruction that the class is made for?");
   m.def("decode", &decode, nb::arg("isa"), nb::arg("type"), nb::arg("rows"), nb::arg("cols"), nb::arg("data"),
         nb::arg("scale") = nb::none(), "The matrix as float32 [rows, cols].");
   m.def("norm", &norm, nb::arg("isa"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("round"));

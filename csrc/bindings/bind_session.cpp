@@ -72,6 +72,7 @@ nb::object ledger_of(const Ledger* ledger) {
   out["rows"] = rows;
   out["runs"] = ledger->runs();
   out["tokens"] = ledger->tokens();
+  out["matrix_tokens"] = ledger->matrix_tokens();
   out["seconds"] = ledger->seconds();
   out["experts_touched"] = ledger->experts_touched();
   out["missing"] = ledger->missing();
@@ -97,19 +98,20 @@ void bind_session(nb::module_& m) {
            nb::arg("retain"), nb::arg("chunk"), nb::arg("drafter").none() = nb::none(), nb::arg("every_row") = false)
       .def(
           "run",
-          [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::object tick, int64_t after) {
-            return h.run(tokens, logits, after, nullptr, std::move(tick));
+          [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::object tick, int64_t after, bool matrix) {
+            return h.run(tokens, logits, after, nullptr, std::move(tick), matrix);
           },
           nb::arg("tokens"), nb::arg("logits") = "last", nb::arg("tick") = nb::none(), nb::arg("after") = 0,
+          nb::arg("matrix") = false,
           "Appends tokens; returns float32 [rows, vocab] for the wanted rows, or None. tick(done, total) is called now "
           "and then with how much of the work is done; an exception from it stops the run. after: with logits \"none\", "
-          "so many tokens of the same prefill follow, and rows that nobody will need are left out.")
+          "so many tokens of the same prefill follow, and rows that nobody will need are left out. matrix: in that numeric class.")
       .def(
           "trace_run",
           [](SessionHandle& h, const Tokens& tokens, const std::string& logits, nb::dict streams, nb::dict mixes, nb::dict after) {
             nb::dict out;
             PyTrace trace(h.shape(), out, streams, mixes, after);
-            out["logits"] = h.run(tokens, logits, 0, &trace, nb::none());
+            out["logits"] = h.run(tokens, logits, 0, &trace, nb::none(), false);
             return out;
           },
           nb::arg("tokens"), nb::arg("logits") = "all", nb::arg("streams") = nb::dict(), nb::arg("mixes") = nb::dict(),
@@ -166,6 +168,15 @@ void bind_session(nb::module_& m) {
                      return out;
                    }),
                    nb::rv_policy::move, "int32 [position]")
+      .def_prop_ro("history", with([](Session& s) {
+                     const auto& tokens = s.state().tokens();
+                     const auto& classes = s.state().classes();
+                     auto out = make_array<int32_t>({tokens.size()});
+                     for (size_t i = 0; i < tokens.size(); ++i)
+                       out.data()[i] = tokens[i] | (classes[i] == NumericClass::matrix ? kMatrixTag : 0);
+                     return out;
+                   }),
+                   nb::rv_policy::move, "tokens, plus 2^30 where a token was computed in the matrix class: int32 [position]")
       .def_prop_ro("reserved_bytes", with([](Session& s) { return s.state().reserved_bytes(); }))
       .def_prop_ro("scratch_bytes", with([](Session& s) { return s.scratch_bytes(); }))
       .def_prop_ro("working_bytes", with([](Session& s) { return s.working_bytes(); }))

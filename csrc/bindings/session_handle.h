@@ -98,13 +98,15 @@ class SessionHandle {
   Session& session() { return *session_; }
   const Shape& shape() const { return model_of(model_)->shape; }
 
-  std::optional<Out<float>> run(const Tokens& tokens, const std::string& logits, int64_t after, Trace* trace, nb::object tick) {
+  std::optional<Out<float>> run(const Tokens& tokens, const std::string& logits, int64_t after, Trace* trace, nb::object tick,
+                                bool matrix) {
     const Turn turn(*this);
     const Logits want = parse_logits(logits);
     const size_t rows = want == Logits::all ? tokens.size() : (want == Logits::last ? 1 : 0);
     auto out = make_array<float>({rows, static_cast<size_t>(session_->model().shape.vocab)});
     guarded(std::move(tick), [&](Poll* poll) {
-      session_->run(tokens.data(), static_cast<int64_t>(tokens.size()), want, out.data(), poll, after, trace);
+      session_->run(tokens.data(), static_cast<int64_t>(tokens.size()), want, out.data(), poll, after, trace,
+                    matrix ? NumericClass::matrix : NumericClass::canonical);
     });
     return rows == 0 ? std::nullopt : std::optional(std::move(out));
   }

@@ -11,8 +11,8 @@
 
 namespace ds4::cpu::DS4_ISA {
 
-CpuBackend::CpuBackend(const Shape& shape, Activations activations, ThreadPool& pool)
-    : s_(shape), round_(activations != Activations::fp32), quant_(activations == Activations::fp8), pool_(&pool) {}
+CpuBackend::CpuBackend(const Shape& shape, Activations activations, ThreadPool& pool, const MatrixClass& matrix)
+    : s_(shape), round_(activations != Activations::fp32), quant_(activations == Activations::fp8), pool_(&pool), matrix_(matrix) {}
 
 CpuBackend::~CpuBackend() {
   unmap(scratch_, scratch_floats_ * sizeof(float) * pool_->n_threads());
@@ -22,7 +22,7 @@ CpuBackend::~CpuBackend() {
 const char* CpuBackend::name() const { return "cpu/" DS4_STRING(DS4_ISA); }
 
 Backend* CpuBackend::sibling(const Shape& shape) const {
-  return new CpuBackend(shape, quant_ ? Activations::fp8 : (round_ ? Activations::bf16 : Activations::fp32), *pool_);
+  return new CpuBackend(shape, quant_ ? Activations::fp8 : (round_ ? Activations::bf16 : Activations::fp32), *pool_, matrix_);
 }
 
 size_t CpuBackend::working_bytes() const {

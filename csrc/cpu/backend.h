@@ -3,6 +3,7 @@
 
 #include "base/threads.h"
 #include "cpu/isa.h"
+#include "cpu/matrix.h"
 #include "cpu/rows.h"
 #include "engine/backend.h"
 
@@ -10,7 +11,7 @@ namespace ds4::cpu::DS4_ISA {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const Shape& shape, Activations activations, ThreadPool& pool);
+  CpuBackend(const Shape& shape, Activations activations, ThreadPool& pool, const MatrixClass& matrix);
   ~CpuBackend() override;
 
   void* alloc(size_t bytes) override;
@@ -23,6 +24,7 @@ class CpuBackend final : public Backend {
   void submit() override {}
   void abandon() noexcept override {}
   void set_poll(Poll* poll) override { poll_ = poll; }
+  void set_class(NumericClass c) override { class_ = c; }
 
   void embed(const EmbedArgs&) override;
   void hc_read(const HcReadArgs&) override;
@@ -55,9 +57,16 @@ class CpuBackend final : public Backend {
     int64_t ldo;
     bool round;
   };
-  // All products in one parallel loop.
-  void linear(const Product* products, int n_products, int n);
-  void linear(const Matrix& m, XRows x, int n, float* out, int64_t ldo, bool round);
+  // All products in one parallel loop. heavy: of the numeric class at hand; others are always canonical.
+  void linear(const Product* products, int n_products, int n, bool heavy = false);
+  void linear(const Matrix& m, XRows x, int n, float* out, int64_t ldo, bool round, bool heavy = false);
+  bool matrix() const { return class_ == NumericClass::matrix; }
+  // dot_block and its scratch in the numeric class at hand.
+  size_t class_scratch(int k) const { return matrix() ? matrix_.scratch(k) : dot_scratch(k); }
+  void class_block(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int64_t ldo, float* scratch) const {
+    if (matrix()) return matrix_.block(m, r0, nr, {x.base, x.stride, x.index}, n, out, ldo, scratch);
+    dot_block(m, r0, nr, x, n, out, ldo, scratch);
+  }
 
   template <class F>
   void loop(int64_t n, F f) {
@@ -76,6 +85,8 @@ class CpuBackend final : public Backend {
   const bool round_;   // bf16 and fp8 round to bf16
   const bool quant_;   // fp8 quantises activations in front of fp8/fp4 slots
   ThreadPool* pool_;
+  const MatrixClass& matrix_;
+  NumericClass class_ = NumericClass::canonical;
   Poll* poll_ = nullptr;
   float* scratch_ = nullptr;
   size_t scratch_floats_ = 0;

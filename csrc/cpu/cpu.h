@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "cpu/matrix.h"
 #include "cpu/ops.h"
 #include "engine/backend.h"
 
@@ -23,5 +24,9 @@ const Ops& ops(const std::string& isa);
 // Bytes that the operations of a back end need at most for runs of `rows` up to `context` tokens, beside alloc(); none
 // for 0 threads.
 int64_t working_bytes(const Shape& shape, int64_t rows, int64_t context, int n_threads);
+// The products of the matrix class: the native ones where the processor has them.
+const MatrixClass& matrix_class(const std::string& isa);
+// Why there is no fast matrix class; empty where there is.
+std::string matrix_missing(const std::string& isa);
 
 }  // namespace ds4::cpu

@@ -6,8 +6,9 @@ namespace ds4::cpu {
 
 #define DS4_DECLARE(isa)                                                        \
   namespace isa {                                                               \
-  Backend* make(const Shape& shape, Activations activations, ThreadPool& pool); \
+  Backend* make(const Shape&, Activations, ThreadPool&, const MatrixClass&);    \
   const Ops* ops();                                                             \
+  const MatrixClass* matrix_class();                                            \
   }
 #ifdef DS4_HAVE_AVX512
 DS4_DECLARE(avx512)
@@ -19,14 +20,20 @@ DS4_DECLARE(avx2)
 DS4_DECLARE(neon)
 #endif
 DS4_DECLARE(plain)
+#ifdef DS4_HAVE_AVX512BF16
+namespace avx512bf16 {
+const MatrixClass* matrix_class();
+}
+#endif
 
 namespace {
 
 struct Isa {
   const char* name;
   bool (*supported)();
-  Backend* (*make)(const Shape&, Activations, ThreadPool&);
+  Backend* (*make)(const Shape&, Activations, ThreadPool&, const MatrixClass&);
   const Ops* (*ops)();
+  const MatrixClass* (*matrix)();
 };
 
 const Isa kIsas[] = {
@@ -37,15 +44,15 @@ const Isa kIsas[] = {
               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
               __builtin_cpu_supports("f16c") != 0;
      },
-     avx512::make, avx512::ops},
+     avx512::make, avx512::ops, avx512::matrix_class},
 #endif
 #ifdef DS4_HAVE_AVX2
-    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") != 0; }, avx2::make, avx2::ops},
+    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") != 0; }, avx2::make, avx2::ops, avx2::matrix_class},
 #endif
 #ifdef DS4_HAVE_NEON
-    {"neon", [] { return true; }, neon::make, neon::ops},
+    {"neon", [] { return true; }, neon::make, neon::ops, neon::matrix_class},
 #endif
-    {"plain", [] { return true; }, plain::make, plain::ops},
+    {"plain", [] { return true; }, plain::make, plain::ops, plain::matrix_class},
 };
 
 }  // namespace
@@ -71,9 +78,24 @@ const Isa& find_isa(const std::string& name) {
 
 std::unique_ptr<Backend> make_backend(const std::string& isa, const Shape& shape, Activations activations,
                                       ThreadPool& pool) {
-  return std::unique_ptr<Backend>(find_isa(isa).make(shape, activations, pool));
+  return std::unique_ptr<Backend>(find_isa(isa).make(shape, activations, pool, matrix_class(isa)));
 }
 
 const Ops& ops(const std::string& isa) { return *find_isa(isa).ops(); }
+
+const MatrixClass& matrix_class(const std::string& isa) {
+  const Isa& found = find_isa(isa);
+#ifdef DS4_HAVE_AVX512BF16
+  if (std::string(found.name) == "avx512" && __builtin_cpu_supports("avx512bf16")) return *avx512bf16::matrix_class();
+#endif
+  return *found.matrix();
+}
+
+std::string matrix_missing(const std::string& isa) {
+  const MatrixClass& matrix = matrix_class(isa);
+  if (!matrix.native) return std::string("cpu/") + find_isa(isa).name + " has no matrix unit here";
+  const FlushSubnormals flush;
+  return matrix.agrees() ? "" : "VDPBF16PS of this processor does not round as the class is defined";
+}
 
 }  // namespace ds4::cpu

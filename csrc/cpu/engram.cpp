@@ -34,7 +34,7 @@ void CpuBackend::engram_slice(const EngramArgs& a, int64_t first, int n) {
       unpack_window_row(rows + (i * columns + col) * static_cast<int64_t>(row_bytes), dim, xi + col * dim);
     if (quant_) fake_q8(xi, width);
   });
-  linear(a.w->wkv, XRows{x, width, nullptr}, n, projected, kv, round_);
+  linear(a.w->wkv, XRows{x, width, nullptr}, n, projected, kv, round_, true);
   need_scratch(static_cast<size_t>(d));
   const float inv_sqrt_d = 1.0f / DS4_SQRT(static_cast<float>(d));
   loop(n, [&](int64_t i, int worker) {

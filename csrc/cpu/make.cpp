@@ -3,9 +3,9 @@
 
 namespace ds4::cpu::DS4_ISA {
 
-Backend* make(const Shape& shape, Activations activations, ThreadPool& pool);
-Backend* make(const Shape& shape, Activations activations, ThreadPool& pool) {
-  return new CpuBackend(shape, activations, pool);
+Backend* make(const Shape& shape, Activations activations, ThreadPool& pool, const MatrixClass& matrix);
+Backend* make(const Shape& shape, Activations activations, ThreadPool& pool, const MatrixClass& matrix) {
+  return new CpuBackend(shape, activations, pool, matrix);
 }
 
 }  // namespace ds4::cpu::DS4_ISA

@@ -77,11 +77,12 @@ void CpuBackend::moe(const MoeArgs& a) {
     if (start[e + 1] > start[e]) active[n_active++] = e;
 
   // Blocks of output rows (whole quantiser groups) and rows of one expert handled together: `area` numbers at a time.
-  constexpr int kGroup = 32, kArea = 8192;
+  constexpr int kGroup = 32;
+  const int area = matrix() ? 128 * matrix_.batch : 8192;
   const auto blocks_of = [&](int64_t total) { return static_cast<int>((block_rows(total, pool_->n_threads(), n) + kGroup - 1) / kGroup * kGroup); };
   const int f_block = blocks_of(static_cast<int64_t>(n_active) * f_dim), d_block = blocks_of(d);
   const int max_k = d > f_dim ? d : f_dim;
-  need_scratch(dot_scratch(max_k) + 2 * kArea + static_cast<size_t>(n) * d_block);
+  need_scratch(class_scratch(max_k) + 2 * area + static_cast<size_t>(n) * d_block);
 
   const int f_blocks = (f_dim + f_block - 1) / f_block;
   const auto expert = [&](int e) -> const ExpertWeights& { return e == n_experts ? a.w->shared : a.w->experts[e]; };
@@ -89,16 +90,16 @@ void CpuBackend::moe(const MoeArgs& a) {
   loop(static_cast<int64_t>(n_active) * f_blocks, [&](int64_t task, int worker) {
     const int e = active[task / f_blocks], f0 = static_cast<int>(task % f_blocks) * f_block;
     const int nf = f_dim - f0 < f_block ? f_dim - f0 : f_block;
-    const int batch = kArea / f_block;
+    const int batch = area / f_block;
     const int32_t p0 = start[e], p1 = start[e + 1];
     float* gate = scratch(worker);
-    float* up = gate + kArea;
-    float* dots = up + kArea;
+    float* up = gate + area;
+    float* dots = up + area;
     for (int32_t p = p0; p < p1; p += batch) {
       const int m = p1 - p < batch ? p1 - p : batch;
       const XRows x{a.xq, d, rows + p};
-      dot_block(expert(e).w1, f0, nf, x, m, gate, f_block, dots);
-      dot_block(expert(e).w3, f0, nf, x, m, up, f_block, dots);
+      class_block(expert(e).w1, f0, nf, x, m, gate, f_block, dots);
+      class_block(expert(e).w3, f0, nf, x, m, up, f_block, dots);
       for (int j = 0; j < m; ++j) {
         float* g = gate + j * f_block;
         float* u = up + j * f_block;
@@ -117,16 +118,16 @@ void CpuBackend::moe(const MoeArgs& a) {
   loop(d_blocks, [&](int64_t task, int worker) {
     const int d0 = static_cast<int>(task) * d_block;
     const int nd = d - d0 < d_block ? d - d0 : d_block;
-    const int batch = kArea / d_block;
+    const int batch = area / d_block;
     float* sum = scratch(worker);  // [n][d_block]
     float* part = sum + static_cast<size_t>(n) * d_block;
-    float* dots = part + kArea;
+    float* dots = part + area;
     for (int64_t j = 0; j < static_cast<int64_t>(n) * d_block; ++j) sum[j] = 0.f;
     for (int x = 0; x < n_active; ++x) {
       const int e = active[x];
       for (int32_t p = start[e]; p < start[e + 1]; p += batch) {
         const int m = start[e + 1] - p < batch ? start[e + 1] - p : batch;
-        dot_block(expert(e).w2, d0, nd, XRows{a.mid, f_dim, mids + p}, m, part, d_block, dots);
+        class_block(expert(e).w2, d0, nd, XRows{a.mid, f_dim, mids + p}, m, part, d_block, dots);
         for (int j = 0; j < m; ++j) {
           float* s = sum + static_cast<int64_t>(rows[p + j]) * d_block;
           round_row(part + j * d_block, nd, round_);

@@ -17,6 +17,10 @@ namespace ds4 {
 
 class Poll;
 
+// How the heavy products of a run are summed (docs/numerics.md): attention projections, the Engram projection, experts.
+// A row's result depends on the class, and within a class on nothing else.
+enum class NumericClass : uint8_t { canonical, matrix };
+
 // cos and sin of position * frequency for a run of positions: [n][rope_dim / 2] each.
 struct Rope {
   const float* cos = nullptr;
@@ -260,6 +264,8 @@ class Backend {
 
   // The stop question for the calls that follow, or null. An operation that was stopped throws Cancelled.
   virtual void set_poll(Poll* poll) = 0;
+  // The numeric class of the calls that follow. Throws OptionError when this back end does not have it.
+  virtual void set_class(NumericClass c) = 0;
 
   virtual void embed(const EmbedArgs&) = 0;
   virtual void hc_read(const HcReadArgs&) = 0;

@@ -116,6 +116,7 @@ int64_t Session::complete(int64_t end, Poll* poll) {
 
 void Session::replay(const Cone& cone, Poll* poll) {
   const std::vector<int32_t> tokens = state_.tokens();
+  const std::vector<NumericClass> classes = state_.classes();
   const int64_t position = state_.position();
   // A drafter that knows the rows in front of the position keeps them; else it takes what passes by.
   watching_ = drafter_ != nullptr && drafter_->n_context() < std::min<int64_t>(position, model_->shape.window);
@@ -123,10 +124,14 @@ void Session::replay(const Cone& cone, Poll* poll) {
   state_.begin_replay(cone.start(), cone.kept);
   if (watching_) drafter_->restart();
   try {
-    for (int64_t p = cone.start(); p < position; p += chunk_)
-      run_rows(&tokens[static_cast<size_t>(p)], std::min(chunk_, position - p), cone, Logits::none, nullptr, poll, nullptr);
+    for (int64_t p = cone.start(), n = 0; p < position; p += n) {
+      // A run is of one numeric class: the one that its tokens were computed in.
+      const auto first = classes.begin() + p, end = first + std::min(chunk_, position - p);
+      n = std::find_if(first, end, [&](NumericClass c) { return c != *first; }) - first;
+      run_rows(&tokens[static_cast<size_t>(p)], n, cone, Logits::none, nullptr, poll, nullptr, *first);
+    }
   } catch (...) {
-    state_.abandon_replay(tokens, cone.kept);
+    state_.abandon_replay(tokens, classes, cone.kept);
     if (watching_ && drafter_) drafter_->restart();
     replaying_ = false;
     watching_ = true;
@@ -170,8 +175,8 @@ void Session::begin_restore(int64_t keep) {
   if (drafter_) drafter_->restart();
 }
 
-void Session::finish_restore(const int32_t* tokens, int64_t n) {
-  state_.finish_restore(tokens, n);
+void Session::finish_restore(const int32_t* tokens, const NumericClass* classes, int64_t n) {
+  state_.finish_restore(tokens, classes, n);
   if (drafter_) drafter_->restart();
 }
 

@@ -69,7 +69,7 @@ void Ledger::clear() {
   for (size_t l = 0; l < table_.size(); ++l)
     for (size_t o = 0; o < table_[l].size(); ++o) table_[l][o] = LedgerRow{static_cast<Op>(o), static_cast<int>(l) - 1};
   for (auto& layer : expected_) layer.fill(0);
-  runs_ = head_runs_ = tokens_ = experts_touched_ = 0;
+  runs_ = head_runs_ = tokens_ = matrix_tokens_ = experts_touched_ = 0;
   seconds_ = 0.0;
 }
 
@@ -86,6 +86,7 @@ void Ledger::count_run(int64_t n, bool with_head, double seconds) {
   ++runs_;
   head_runs_ += with_head ? 1 : 0;
   tokens_ += n;
+  if (class_ == NumericClass::matrix) matrix_tokens_ += n;
   seconds_ += seconds;
 }
 

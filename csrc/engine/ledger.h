@@ -46,6 +46,10 @@ class Ledger final : public Backend {
   void submit() override { inner_->submit(); }
   void abandon() noexcept override { inner_->abandon(); }
   void set_poll(Poll* poll) override { inner_->set_poll(poll); }
+  void set_class(NumericClass c) override {
+    inner_->set_class(c);
+    class_ = c;
+  }
 
   void embed(const EmbedArgs&) override;
   void hc_read(const HcReadArgs&) override;
@@ -82,6 +86,7 @@ class Ledger final : public Backend {
   std::vector<LedgerRow> rows() const;
   int64_t runs() const { return runs_; }
   int64_t tokens() const { return tokens_; }
+  int64_t matrix_tokens() const { return matrix_tokens_; }  // of them, in the matrix class
   double seconds() const { return seconds_; }
   int64_t experts_touched() const { return experts_touched_; }  // distinct experts of all moe dispatches
   // Operations whose dispatches are not what the runs must have made; empty when the ledger is complete.
@@ -102,7 +107,8 @@ class Ledger final : public Backend {
   std::vector<std::array<LedgerRow, static_cast<size_t>(Op::count)>> table_;  // [1 + layers]
   std::vector<std::array<int64_t, static_cast<size_t>(Op::count)>> expected_;  // [layers] dispatches of the runs
   int layer_ = -1;  // of the operation before
-  int64_t runs_ = 0, head_runs_ = 0, tokens_ = 0, experts_touched_ = 0;
+  NumericClass class_ = NumericClass::canonical;
+  int64_t runs_ = 0, head_runs_ = 0, tokens_ = 0, matrix_tokens_ = 0, experts_touched_ = 0;
   double seconds_ = 0.0;
 };
 

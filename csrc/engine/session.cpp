@@ -122,25 +122,27 @@ class PendingGuard {
 
 }  // namespace
 
-void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, int64_t after, Trace* trace) {
+void Session::run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, int64_t after, Trace* trace,
+                  NumericClass c) {
   check_tokens(tokens, n);
   if (after < 0) throw OptionError("[run] expected 0 or more tokens to come after these, got " + std::to_string(after));
   const bool every_row = every_row_ || logits == Logits::all || trace != nullptr;
   const Aim aim = aim_of_run(n + (logits == Logits::none ? after : 0), every_row);
   bring(aim, poll);
-  if (trace == nullptr) return run_rows(tokens, n, run_cone(aim), logits, out, poll, nullptr);
+  if (trace == nullptr) return run_rows(tokens, n, run_cone(aim), logits, out, poll, nullptr, c);
   DoneTrace done(*trace, *backend_);
-  run_rows(tokens, n, run_cone(aim), logits, out, poll, &done);
+  run_rows(tokens, n, run_cone(aim), logits, out, poll, &done, c);
 }
 
 void Session::run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logits logits, float* out, Poll* poll,
-                       Trace* trace) {
+                       Trace* trace, NumericClass c) {
   FlushSubnormals flush;
   const Shape& s = model_->shape;
   const int64_t n_logits = logits == Logits::all ? n : (logits == Logits::last ? 1 : 0);
   const PendingGuard guard(state_, s.n_sources());
   reserve_scratch(n, n_logits);
   backend_->set_poll(poll);
+  backend_->set_class(c);
   const auto rows = rows_of(s, cone, state_.position(), static_cast<int>(n));
   beside([&](Drafter& d) { d.begin(rows); });
   state_.prepare(n, cone.window, cone.entries);
@@ -157,7 +159,7 @@ void Session::run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logit
     faults_.at(FaultPoint::run_head);
     if (rows.back().full < n) keep_final(n);
     faults_.at(FaultPoint::run_commit);
-    state_.commit(tokens, n);
+    state_.commit(tokens, n, c);
   } catch (...) {
     backend_->abandon();
     feed_.abandon();

@@ -47,7 +47,7 @@ class Session {
   // after: without logits, so many tokens of the same prefill will follow. Layers whose rows nobody will need are left
   // out (engine/cone.h); should other tokens follow, what they need is computed then.
   void run(const int32_t* tokens, int64_t n, Logits logits, float* out, Poll* poll, int64_t after = 0,
-           Trace* trace = nullptr);
+           Trace* trace = nullptr, NumericClass c = NumericClass::canonical);
 
   // The wanted rows of the last run, until anything else is done with the session.
   const float* logits() const { return t_.logits; }
@@ -80,7 +80,7 @@ class Session {
 
   // A restore: rows of the first tokens stay, others are put into the state, then it gets its tokens.
   void begin_restore(int64_t keep);
-  void finish_restore(const int32_t* tokens, int64_t n);
+  void finish_restore(const int32_t* tokens, const NumericClass* classes, int64_t n);
 
   // The frontier at the position: window rows, open pair, and what last_logits needs if it is known. encoder: window
   // rows of the encoder layers only, which is what a long prefill goes on from.
@@ -129,7 +129,7 @@ class Session {
   Cone replay_cone(const Aim& aim, const std::vector<int64_t>& low) const;
   int64_t bring(const Aim& aim, Poll* poll);
   void replay(const Cone& cone, Poll* poll);
-  void run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logits logits, float* out, Poll* poll, Trace* trace);
+  void run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logits logits, float* out, Poll* poll, Trace* trace, NumericClass c);
   void run_layers(const std::vector<LayerRows>& rows, Poll* poll, Trace* trace);
   void keep_final(int64_t n);
   void import_frontier(const State::Reader& read, size_t bytes);

@@ -18,11 +18,12 @@ void State::begin_replay(int64_t start, const std::vector<char>& kept) {
   save_marks_above(position() + 1);  // slots of their rows may be written
   for (size_t l = 0; l < kept_.size(); ++l)
     if (!kept[l]) kept_[l] = {start, start};
-  tokens_.resize(static_cast<size_t>(start));
+  keep_tokens(start);
 }
 
-void State::abandon_replay(const std::vector<int32_t>& tokens, const std::vector<char>& kept) {
+void State::abandon_replay(const std::vector<int32_t>& tokens, const std::vector<NumericClass>& classes, const std::vector<char>& kept) {
   tokens_ = tokens;
+  classes_ = classes;
   for (size_t l = 0; l < kept_.size(); ++l)
     if (!kept[l]) kept_[l] = {position(), position()};
 }
@@ -62,7 +63,7 @@ void State::begin_restore(int64_t keep) {
     throw StateError("[restore] expected to keep 0 .. " + std::to_string(position()) + " tokens, got " + std::to_string(keep));
   forget_marks_above(keep);
   save_marks_above(keep + 1);
-  tokens_.resize(static_cast<size_t>(keep));
+  keep_tokens(keep);
   keep_nothing(keep);
   pending_low_ = keep;
   imported_ = keep;
@@ -117,11 +118,13 @@ uint64_t State::read_rows(int fd, int64_t offset, int64_t begin, int64_t end) {
   return sum.value();
 }
 
-void State::finish_restore(const int32_t* tokens, int64_t n) {
-  if (n < position() || n > imported_ || !std::equal(tokens_.begin(), tokens_.end(), tokens))
+void State::finish_restore(const int32_t* tokens, const NumericClass* classes, int64_t n) {
+  if (n < position() || n > imported_ || !std::equal(tokens_.begin(), tokens_.end(), tokens) ||
+      !std::equal(classes_.begin(), classes_.end(), classes))
     throw StateError("[restore] " + std::to_string(n) + " tokens do not go on after the " + std::to_string(position()) +
                      " that were kept, or there are rows of " + std::to_string(imported_) + " only");
   tokens_.assign(tokens, tokens + n);
+  classes_.assign(classes, classes + n);
   keep_nothing(n);
   pending_low_ = n;
 }

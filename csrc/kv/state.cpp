@@ -62,6 +62,7 @@ State::State(const State& parent, Backend& backend)
       ring_(parent.ring_),
       arena_(backend, parent.arena_),
       tokens_(parent.tokens_),
+      classes_(parent.classes_),
       kept_(parent.kept_),
       extra_low_(parent.extra_low_),
       pending_low_(parent.pending_low_) {
@@ -192,7 +193,16 @@ void State::prepare_extra(int64_t first, int64_t n) {
   for (int l = shape_.n_layers; l < n_windows(); ++l) own_ring(window(l), first, n);
 }
 
-void State::commit(const int32_t* tokens, int64_t n) { tokens_.insert(tokens_.end(), tokens, tokens + n); }
+void State::commit(const int32_t* tokens, int64_t n, NumericClass c) {
+  classes_.reserve(tokens_.size() + static_cast<size_t>(n));
+  tokens_.insert(tokens_.end(), tokens, tokens + n);
+  classes_.insert(classes_.end(), static_cast<size_t>(n), c);
+}
+
+void State::keep_tokens(int64_t n) {
+  tokens_.resize(static_cast<size_t>(n));
+  classes_.resize(static_cast<size_t>(n), NumericClass::canonical);
+}
 
 std::shared_ptr<Mark> State::mark() {
   auto mark = std::make_shared<Mark>();
@@ -229,7 +239,7 @@ void State::go_back(int64_t position) {
   forget_marks_above(position);
   for (Kept& k : kept_) k = {std::min(k.low, position), std::min(k.end, position)};
   extra_low_ = std::min(extra_low_, position);
-  tokens_.resize(static_cast<size_t>(position));
+  keep_tokens(position);
   pending_low_ = std::min(pending_low_, position);  // what follows is written anew
 }
 
@@ -263,7 +273,7 @@ void State::truncate(const Mark& mark) {
   pending_low_ = mark.pending.empty() ? mark.position : mark.position - 1;
   forget_marks_above(mark.position);
   extra_low_ = std::min(mark.extra_low, mark.position);
-  tokens_.resize(static_cast<size_t>(mark.position));
+  keep_tokens(mark.position);
 }
 
 std::vector<uint8_t> State::live_bytes() const {
@@ -273,6 +283,7 @@ std::vector<uint8_t> State::live_bytes() const {
     out.insert(out.end(), b, b + n);
   };
   put(tokens_.data(), tokens_.size() * sizeof(int32_t));
+  put(classes_.data(), classes_.size());
   for (int l = 0; l < shape_.n_layers; ++l)
     for (int64_t p = window_first(position()); p < position(); ++p) put(window(l).row(p), shape_.window_row_bytes());
   for (int i = 0; i < shape_.n_sources(); ++i) {
@@ -310,7 +321,7 @@ void random_rows(uint8_t* rows, int64_t n, int codes, int groups, uint8_t low, u
 
 void State::fill_for_benchmark(int64_t position, uint64_t seed) {
   uint64_t s = seed * 0x9e3779b97f4a7c15ull | 1;
-  tokens_.resize(static_cast<size_t>(position));
+  keep_tokens(position);
   for (auto& t : tokens_) {
     s ^= s << 13;
     s ^= s >> 7;

@@ -53,6 +53,8 @@ class State {
   int64_t position() const { return static_cast<int64_t>(tokens_.size()); }
   int64_t context() const { return context_; }
   const std::vector<int32_t>& tokens() const { return tokens_; }
+  // The numeric class that each token was computed in: what a replay has to use.
+  const std::vector<NumericClass>& classes() const { return classes_; }
 
   RowRing window(int layer) const;
   RowRing pending(int source) const;
@@ -63,7 +65,7 @@ class State {
   // written this state's own. Layer l gets window rows from window_from[l] on, sources compressed and unpooled rows
   // from entries_from on. After: takes the tokens.
   void prepare(int64_t n, const std::vector<int64_t>& window_from, int64_t entries_from);
-  void commit(const int32_t* tokens, int64_t n);
+  void commit(const int32_t* tokens, int64_t n, NumericClass c);
   // Instead of commit, when the run failed and its caller put the open pair's row back.
   void undo_prepare(int64_t n);
 
@@ -92,7 +94,7 @@ class State {
     if (!pending_kept(position())) pending_low_ = position() - 1;
   }
   // Gives up half-way: the state holds `tokens` again, and is not ready.
-  void abandon_replay(const std::vector<int32_t>& tokens, const std::vector<char>& kept);
+  void abandon_replay(const std::vector<int32_t>& tokens, const std::vector<NumericClass>& classes, const std::vector<char>& kept);
 
   // ---- rows and frontiers as bytes (docs/formats-store.md) ----
   // Compressed and index rows of the entries that tokens begin .. end - 1 complete: per source, compressed then index.
@@ -107,7 +109,7 @@ class State {
   void import_rows(int64_t begin, int64_t end, const uint8_t* data, size_t bytes);
   // The same from an open file; returns the XXH64 of what was read. Throws StoreError when the file ends early.
   uint64_t read_rows(int fd, int64_t offset, int64_t begin, int64_t end);
-  void finish_restore(const int32_t* tokens, int64_t n);
+  void finish_restore(const int32_t* tokens, const NumericClass* classes, int64_t n);
   // Window rows of the first n_layers in front of position(), the open pair's rows. Layout: window_bytes().
   size_t window_bytes(int64_t position, int n_layers) const;
   void export_window(uint8_t* out, int n_layers) const;
@@ -151,6 +153,7 @@ class State {
   void own_ring(const RowRing& ring, int64_t first, int64_t n);
   std::vector<Section> import_target(int64_t begin, int64_t end);
   void forget_marks_above(int64_t position);
+  void keep_tokens(int64_t n);
 
   const Shape& shape_;
   const uint64_t id_;  // of this state alone
@@ -158,6 +161,7 @@ class State {
   Arena arena_;
   std::vector<uint8_t*> windows_, compressed_, index_, pending_;
   std::vector<int32_t> tokens_;
+  std::vector<NumericClass> classes_;  // of each token
   std::vector<Kept> kept_, kept_before_;  // [layers] now, and before the run at hand
   int64_t extra_low_ = 0;
   int64_t pending_low_ = 0;  // unpooled rows below this position are gone

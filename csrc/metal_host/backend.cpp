@@ -49,6 +49,11 @@ Backend* MetalBackend::sibling(const Shape& shape) const {
   return new MetalBackend(shape, activations_, stream_);
 }
 
+void MetalBackend::set_class(NumericClass c) {
+  if (c != NumericClass::canonical)
+    throw OptionError(std::string("[") + kName + "] this back end has the canonical class only; open the model with prefill=\"exact\"");
+}
+
 void MetalBackend::finish_later(const float* y, int n, Finish finish) {
   before_dispatch();
   finish_ = std::move(finish);

@@ -38,6 +38,7 @@ class MetalBackend final : public Backend {
   void free(void* p, size_t bytes) override;
   const char* name() const override { return kName; }
   void set_poll(Poll* poll) override { poll_ = poll; }
+  void set_class(NumericClass c) override;
   Backend* sibling(const Shape& shape) const override;
   void submit() override;
   void wait() override;

@@ -12,7 +12,7 @@ from .kvstore.find import Found
 from .kvstore.format import Prefixes
 from .kvstore.results import PutResult
 from .kvstore.store import FRESH
-from .reuse import Choice, Costs, choose, common_prefix, why_not_more
+from .reuse import Choice, Costs, choose, common_prefix, history_of, why_not_more
 
 if TYPE_CHECKING:
     from .session import Session
@@ -33,7 +33,10 @@ def reuse(session: Session, ids: NDArray[np.int32]) -> int:
         stats.begin(common, "the session holds exactly this prompt")
         return common
     why = why_not_more(len(have), len(ids), common)
-    prefixes = Prefixes(session._root(), ids) if store is not None else None
+    prefixes = None
+    if store is not None:
+        matrix = session.model.prefill == "matrix"
+        prefixes = Prefixes(session._root(), history_of(ids, np.asarray(ext.history, np.int32), common, matrix))
 
     total = len(ids)
     cost = Costs(
@@ -83,7 +86,7 @@ def _restore(
     pages = [page for page in found.path_to(at.position) if page.end > keep]
     ext.begin_restore(keep)
     store.load(ext, pages)
-    ext.finish_restore(ids[: at.position])
+    ext.finish_restore(prefixes.tokens[: at.position])
     position, again = at.position, 0
     note = f"{at.position - keep:,} tokens restored from the store"
     if at.frontier is not None:
@@ -104,7 +107,8 @@ def _restore(
     store.touch([*found.path_to(at.position), *([at.frontier] if at.frontier else [])])
     if at.frontier is None:
         # Another chain branches off here: the next one that comes this way finds a frontier.
-        store.put(ext, Prefixes(prefixes.root, ids[:position]), session.model.numerics_id, weight=BRANCH_WEIGHT)
+        branch = Prefixes(prefixes.root, prefixes.tokens[:position])
+        store.put(ext, branch, session.model.numerics_id, weight=BRANCH_WEIGHT)
     return position
 
 
@@ -116,7 +120,7 @@ def checkpoint(session: Session, branch: bool = False) -> PutResult | None:
     session.drop_ahead()
     if session.position == 0 or not session._ext.encoder_kept(session.position):
         return None
-    tokens = np.asarray(session._ext.tokens, np.int32)
+    tokens = np.asarray(session._ext.history, np.int32)
     weight = BRANCH_WEIGHT if branch else FRESH
     result = store.put(session._ext, Prefixes(session._root(), tokens), session.model.numerics_id, weight=weight)
     session._stats.stored = result

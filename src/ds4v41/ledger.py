@@ -44,13 +44,24 @@ class Ledger:
     experts_touched: int
     missing: tuple[str, ...]
     roof_gb_s: float | None = None
+    matrix_tokens: int = 0
+    """Of the tokens, those that ran in the matrix class."""
 
     @classmethod
     def from_ext(cls, data: Any, roof_gb_s: float | None = None) -> Ledger:
         """From what the extension returns (a dictionary)."""
         rows = tuple(LedgerRow(*row) for row in data["rows"])
         missing = tuple(data["missing"])
-        return cls(rows, data["runs"], data["tokens"], data["seconds"], data["experts_touched"], missing, roof_gb_s)
+        return cls(
+            rows,
+            data["runs"],
+            data["tokens"],
+            data["seconds"],
+            data["experts_touched"],
+            missing,
+            roof_gb_s,
+            data["matrix_tokens"],
+        )
 
     @property
     def complete(self) -> bool:
@@ -89,6 +100,7 @@ class Ledger:
         return {
             "runs": self.runs,
             "tokens": self.tokens,
+            "matrix_tokens": self.matrix_tokens,
             "seconds": self.seconds,
             "bytes": self.bytes,
             "gb_s": self.bytes / self.seconds / 1e9,

@@ -41,11 +41,18 @@ class Model:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, ext: _ext.Model, activations: str, weights: int, engram: _ext.Engram | None
+        self,
+        checkpoint: Checkpoint,
+        ext: _ext.Model,
+        activations: str,
+        weights: int,
+        engram: _ext.Engram | None,
+        matrix: bool = False,
     ) -> None:
         self._checkpoint = checkpoint
         self._ext: _ext.Model | None = ext
         self._activations = activations
+        self._matrix = matrix
         self._weights = weights
         self._engram_bytes = 0 if engram is None else engram.bytes
         self._engram_memory = 0 if engram is None else (engram.bytes if engram.in_memory else engram.cache_budget)
@@ -75,6 +82,9 @@ class Model:
         activations: what activations are rounded to: "bf16", "fp8" (also quantised in front of fp8 and fp4 weights,
             as the reference does), "fp32" (for finding errors), or "auto": fp8 for an official fp8 checkpoint, else
             bf16.
+        prefill: "exact": prompts have the same bits as steps. "matrix": heavy products of prompts run on AVX-512-BF16,
+            faster, with weights rounded to bfloat16: other bits, the same for any chunking and number of threads.
+            Generated tokens are canonical in both. OptionError where the processor lacks it.
         threads: worker threads; None takes one for each core that this process may use.
         tokenizer: a tokenizer.json to use; None takes the one in the folder (or beside it), or in the GGUF file.
         engram: where the rows of the two Engram tables come from: "disk" (they stay in the file and are read by
@@ -94,8 +104,7 @@ class Model:
         """
         isa = _isa(backend)
         choice("activations", activations, ("auto", "bf16", "fp8", "fp32"))
-        if choice("prefill", prefill, ("exact", "matrix")) == "matrix":
-            raise OptionError('prefill="matrix" is not in this version; use "exact"')
+        matrix = choice("prefill", prefill, ("exact", "matrix")) == "matrix"
         tables = EngramOptions.checked(engram, engram_path, engram_cache, engram_threads, engram_direct)
         if not isinstance(check, bool):
             raise OptionError(f"check: expected True or False, found {shown(check)}")
@@ -114,8 +123,10 @@ class Model:
         if check:
             checkpoint.check(progress)
         mode = default_activations(checkpoint.config, checkpoint.dialect) if activations == "auto" else activations
+        if matrix:
+            _check_matrix(isa, mode)
         rows = open_engram(checkpoint, tables, weights)
-        return cls(checkpoint, build(checkpoint, mode, isa, n_threads, rows), mode, weights, rows)
+        return cls(checkpoint, build(checkpoint, mode, isa, n_threads, rows), mode, weights, rows, matrix)
 
     # ---- what it is --------------------------------------------------------------------------------------------
 
@@ -158,7 +169,12 @@ class Model:
     @property
     def numerics_id(self) -> str:
         """Names the arithmetic: equal ids mean equal bits (docs/numerics.md)."""
-        return f"canonical-1/{self._activations}"
+        return f"canonical-1{'+matrix-1' if self._matrix else ''}/{self._activations}"
+
+    @property
+    def prefill(self) -> Literal["exact", "matrix"]:
+        """The numeric class of prompts, as it was asked for."""
+        return "matrix" if self._matrix else "exact"
 
     @cached_property
     def weights_id(self) -> bytes:
@@ -354,7 +370,8 @@ class Model:
             return f"<Model {name}: closed>"
         return (
             f"<Model {name}: {c.num_hidden_layers} layers, {c.n_routed_experts} experts, weights "
-            f"{human(self._weights)}, {self.backend}, {self.threads} threads, activations {self._activations}>"
+            f"{human(self._weights)}, {self.backend}, {self.threads} threads, activations {self._activations}, "
+            f"prefill {self.prefill}>"
         )
 
     def _repr_html_(self) -> str:
@@ -369,6 +386,7 @@ class Model:
             "Engram on disk": human(self._engram_bytes),
             "back end": "closed" if self._ext is None else f"{self.backend}, {self.threads} threads",
             "activations": self._activations,
+            "prefill": self.prefill,
         }
         return "<table>" + "".join(f"<tr><th>{k}</th><td>{escape(v)}</td></tr>" for k, v in rows.items()) + "</table>"
 
@@ -378,6 +396,18 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _check_matrix(isa: str, mode: str) -> None:
+    """OptionError where there is no fast matrix class, and for a mode that it would not respect."""
+    if mode == "fp32":
+        raise OptionError('prefill="matrix" rounds activations to bfloat16, activations="fp32" does not; drop one')
+    missing = f"the back end {isa} has none" if isa in ("metal", "cuda") else _ext.matrix_missing(isa)
+    if missing:
+        raise OptionError(
+            f'prefill="matrix" needs a processor with AVX-512-BF16 (Zen 4, Cooper Lake, Sapphire Rapids or later) and '
+            f'backend="cpu" ({missing}); use prefill="exact"'
+        )
 
 
 def _isa(backend: Any) -> str:

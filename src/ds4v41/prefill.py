@@ -38,9 +38,10 @@ def run_prefill(
     progress: ProgressCallback | None = None,
     done: Callable[[int, float], object] | None = None,
     cut: int = 0,
+    matrix: bool = False,
 ) -> NDArray[np.float32] | None:
     """Append tokens [n], at most `chunk` in one run; returns float32 [1, vocab] or [n, vocab], or None. A run ends at
-    `cut`.
+    `cut`. matrix: in that numeric class.
 
     Chunks in front of the cut and of the end are told how many tokens follow them, so that they leave out what nobody
     will need (docs/decisions/0005).
@@ -69,7 +70,7 @@ def run_prefill(
         session.expect(tokens[end : end + session.chunk])  # its Engram rows are read meanwhile
         before = time.perf_counter()
         after = (cut if begin < cut < n else n) - end
-        got = session.run(tokens[begin:end], want, tick if progress is not None else None, after)
+        got = session.run(tokens[begin:end], want, tick if progress is not None else None, after, matrix)
         if done is not None:
             done(end - begin, time.perf_counter() - before)
         if rows is None:

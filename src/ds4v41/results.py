@@ -132,6 +132,8 @@ class Stats:
     decoder's only; `why` says which."""
     restored: int = 0
     """Of the reused tokens, those that came from a store."""
+    matrix: int = 0
+    """Of the prefilled tokens, those that were computed in the matrix class (`Model.open(prefill="matrix")`)."""
     stored: PutResult | None = None
     """What became of the last checkpoint."""
     total_reused: int = 0
@@ -152,14 +154,15 @@ class Stats:
         """A new call that found `reused` tokens in the session, or `restored` of them in a store."""
         self.reused, self.why = reused, why
         self.replayed, self.restored = replayed, restored
-        self.prefilled = self.decoded = 0
+        self.prefilled = self.decoded = self.matrix = 0
         self.prefill_seconds = self.decode_seconds = 0.0
         self.drafter = None
         self.total_reused += reused
 
-    def add_prefill(self, n: int, seconds: float) -> None:
-        """n prompt tokens were computed."""
+    def add_prefill(self, n: int, seconds: float, matrix: bool = False) -> None:
+        """n prompt tokens were computed, in the canonical class or in the matrix class."""
         self.prefilled += n
+        self.matrix += n if matrix else 0
         self.total_prefilled += n
         self.prefill_seconds += seconds
 
@@ -174,7 +177,7 @@ class Stats:
             ("reused", f"{self.reused:,}"),
             ("restored", f"{self.restored:,}"),
             ("replayed", f"{self.replayed:,}"),
-            ("prefilled", f"{self.prefilled:,}"),
+            ("prefilled", f"{self.prefilled:,}{', matrix class' if self.matrix else ''}"),
             ("decoded", f"{self.decoded:,}"),
             ("why", escape(self.why)),
             ("timings", escape(str(self.timings))),

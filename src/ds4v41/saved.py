@@ -20,7 +20,7 @@ from .kvstore.format import HEADER_BYTES, SESSION, Header, Prefixes, checksum
 def save(session: _ext.Session, path: Path, root: bytes, numerics: str) -> int:
     """Write the session's state; returns the bytes of the file. An old file is replaced in one step, or not at all."""
     session.complete()
-    tokens = np.asarray(session.tokens, np.int32)
+    tokens = np.asarray(session.history, np.int32)
     n = len(tokens)
     rows = session.export_rows(0, n)
     frontier = session.export_frontier() if n else np.zeros(0, np.uint8)

@@ -160,7 +160,8 @@ class Session:
         return self._append(ids, logits, 0, progress)
 
     def step(self, tokens: ArrayLike) -> NDArray[np.float32]:
-        """Append 1 to 8 tokens and return the logits after each: float32 [n, vocab]. Same bits as prefill (E1)."""
+        """Append 1 to 8 tokens and return the logits after each: float32 [n, vocab]. Same bits as prefill (E1), but for
+        models opened with prefill="matrix": steps are canonical always."""
         ids = token_ids(tokens, self._model.config.vocab_size)
         if len(ids) > MAX_STEP_ROWS:
             raise OptionError(f"step: expected 1 to {MAX_STEP_ROWS} tokens, found {len(ids)}; use prefill for more")
@@ -203,16 +204,17 @@ class Session:
     ) -> NDArray[np.float32] | None:
         self._last_row = None
         kept = self.position
+        matrix = self._model.prefill == "matrix"
 
         def done(n: int, seconds: float) -> None:
             nonlocal kept
-            self._stats.add_prefill(n, seconds)
+            self._stats.add_prefill(n, seconds, matrix)
             if self.position == shared or self.position - kept >= CHECKPOINT_TOKENS:
                 kept = self.position
                 checkpoint(self, branch=kept == shared)
 
         n_vocab = self._model.config.vocab_size
-        rows = run_prefill(self._ext, ids, logits, n_vocab, self._chunk, cached, progress, done, shared - kept)
+        rows = run_prefill(self._ext, ids, logits, n_vocab, self._chunk, cached, progress, done, shared - kept, matrix)
         if kept != self.position:
             checkpoint(self)
         if rows is not None:

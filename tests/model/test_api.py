@@ -47,7 +47,7 @@ OPEN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"backend": "cuda"}, BackendError, "cuda"),
     ({"activations": "int8"}, OptionError, "activations"),
     ({"activations": 8}, OptionError, "activations"),
-    ({"prefill": "matrix"}, OptionError, "matrix"),
+    ({"prefill": "matrix", "backend": "cpu/plain"}, OptionError, "AVX-512-BF16"),
     ({"prefill": True}, OptionError, "prefill"),
     ({"threads": 0}, OptionError, "threads"),
     ({"threads": -1}, OptionError, "threads"),

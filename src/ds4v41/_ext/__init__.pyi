@@ -168,6 +168,11 @@ def metal_counters() -> dict:
     What the Metal back ends of this process issued so far: dispatches, levels of them that had to wait for each other, command buffers, waits; and (dispatches, levels that they opened) by kernel.
     """
 
+def matrix_missing(isa: str) -> str:
+    """
+    Why this instruction set has no fast matrix class here; empty when it has.
+    """
+
 def cpu_isas() -> list[str]:
     """Instruction sets of this build that this machine has, best first."""
 
@@ -193,9 +198,9 @@ class Session:
 
     def __init__(self, model: object, context: int, retain: int, chunk: int, drafter: object | None = None, every_row: bool = False) -> None: ...
 
-    def run(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: str = 'last', tick: object | None = None, after: int = 0) -> NDArray[numpy.float32] | None:
+    def run(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: str = 'last', tick: object | None = None, after: int = 0, matrix: bool = False) -> NDArray[numpy.float32] | None:
         """
-        Appends tokens; returns float32 [rows, vocab] for the wanted rows, or None. tick(done, total) is called now and then with how much of the work is done; an exception from it stops the run. after: with logits "none", so many tokens of the same prefill follow, and rows that nobody will need are left out.
+        Appends tokens; returns float32 [rows, vocab] for the wanted rows, or None. tick(done, total) is called now and then with how much of the work is done; an exception from it stops the run. after: with logits "none", so many tokens of the same prefill follow, and rows that nobody will need are left out. matrix: in that numeric class.
         """
 
     def trace_run(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits: str = 'all', streams: dict = {}, mixes: dict = {}, after_engram: dict = {}) -> dict:
@@ -263,6 +268,12 @@ class Session:
     @property
     def tokens(self) -> NDArray[numpy.int32]:
         """int32 [position]"""
+
+    @property
+    def history(self) -> NDArray[numpy.int32]:
+        """
+        tokens, plus 2^30 where a token was computed in the matrix class: int32 [position]
+        """
 
     @property
     def reserved_bytes(self) -> int: ...
@@ -380,9 +391,9 @@ class Session:
         import_rows from an open file; returns the XXH64 of the bytes, which the caller compares.
         """
 
-    def finish_restore(self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    def finish_restore(self, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """
-        All tokens of the restored state; window rows are missing until complete().
+        All tokens of the restored state, as `history`; window rows are missing until complete().
         """
 
     def export_frontier(self, encoder: bool = False) -> NDArray[numpy.uint8]:

@@ -15,5 +15,8 @@ class Probe:
     def fma(self, rounds: int) -> tuple[float, float, float]:
         """Fused multiply-adds in registers: (wall, CPU, GFLOP)."""
 
-    def product(self, type: str, rows: int, cols: int, offset: int, n: int) -> tuple[float, float]:
+    def matrix_peak(self, rounds: int) -> tuple[float, float, float]:
+        """The same by the instruction of the matrix class."""
+
+    def product(self, type: str, rows: int, cols: int, offset: int, n: int, matrix: bool = False) -> tuple[float, float]:
         """n activation rows times the matrix at an offset."""

@@ -13,6 +13,14 @@ def unary(isa: str, name: str, x: Annotated[NDArray[numpy.float32], dict(shape=(
 def product(isa: str, type: str, rows: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]:
     """x [n, cols] times a matrix of `rows` rows: [n, rows], canonical order."""
 
+def matrix_product(isa: str, type: str, rows: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None, x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> NDArray[numpy.float32]:
+    """
+    The same in the matrix class, emulated where there is no instruction for it.
+    """
+
+def matrix_native(isa: str) -> bool:
+    """Is it computed by the instruction that the class is made for?"""
+
 def decode(isa: str, type: str, rows: int, cols: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], scale: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> NDArray[numpy.float32]:
     """The matrix as float32 [rows, cols]."""
 

@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import _ext
 from ..checks import positive_int
@@ -165,13 +166,20 @@ def prefill(
     tokens: Sequence[int] = (512, 2048),
     behind: Sequence[int] = (0,),
     threads: int | None = None,
+    matrix: bool = False,
 ) -> dict[str, Any]:
-    """Prefill rate for prompts of several lengths, each behind so many random tokens; time by operation."""
+    """Prefill rate for prompts of several lengths, each behind so many random tokens; time by operation.
+
+    matrix: each prompt also in the matrix class, `ratio` is its CPU rate over the canonical one."""
     results = []
-    with Model.open(path, threads=threads) as model:
-        _warm(model)
+    with ExitStack() as stack:
+        models = [stack.enter_context(Model.open(path, threads=threads))]
+        if matrix:
+            models.append(stack.enter_context(Model.open(path, threads=threads, prefill="matrix")))
+        for model in models:
+            _warm(model)
         rng = np.random.default_rng(3)
-        longest = model.config.max_position_embeddings
+        longest = models[0].config.max_position_embeddings
         for n, before in product(tokens, behind):
             n, before = positive_int("tokens", n), positive_int("behind", before, 0)
             if before % 2 or n + before + 8 > longest:
@@ -179,23 +187,30 @@ def prefill(
                     f"prefill: expected 1 or more tokens behind an even number of tokens, {longest - 8} in all, "
                     f"found {n} behind {before}"
                 )
-            with model.session(before + n + 8, retain=256, chunk=min(n, 2048)) as session:
-                if before:
-                    fill(session, before)
-                ids = rng.integers(10, model.config.vocab_size, n).astype(np.int32)
-                session._ext.start_ledger()
-                wall, cpu = time.perf_counter(), time.process_time()
-                session.prefill(ids, logits=None)
-                wall, cpu = time.perf_counter() - wall, (time.process_time() - cpu) / model.threads
-                ledger = Ledger.from_ext(session._ext.ledger())
-                results.append(
-                    {
-                        "context": n,
-                        "behind": before,
-                        "chunk": session.chunk,
-                        "tok_s": n / wall,
-                        "cpu_tok_s": n / cpu,
-                        "seconds_by_op": {r.op: r.seconds for r in ledger.by_op()},
-                    }
-                )
-        return environment(model.threads, model.backend) | {"model": str(path or "nano"), "results": results}
+            ids = rng.integers(10, models[0].config.vocab_size, n).astype(np.int32)
+            items = [_prefill(model, ids, before) for model in models]
+            for item in items[1:]:
+                item["ratio"] = item["cpu_tok_s"] / items[0]["cpu_tok_s"]
+            results += items
+        return environment(models[0].threads, models[0].backend) | {"model": str(path or "nano"), "results": results}
+
+
+def _prefill(model: Model, ids: NDArray[np.int32], behind: int) -> dict[str, Any]:
+    n = len(ids)
+    with model.session(behind + n + 8, retain=256, chunk=min(n, 2048)) as session:
+        if behind:
+            fill(session, behind)
+        session._ext.start_ledger()
+        wall, cpu = time.perf_counter(), time.process_time()
+        session.prefill(ids, logits=None)
+        wall, cpu = time.perf_counter() - wall, (time.process_time() - cpu) / model.threads
+        ledger = Ledger.from_ext(session._ext.ledger())
+        return {
+            "context": n,
+            "behind": behind,
+            "class": model.prefill,
+            "chunk": session.chunk,
+            "tok_s": n / wall,
+            "cpu_tok_s": n / cpu,
+            "seconds_by_op": {r.op: r.seconds for r in ledger.by_op()},
+        }

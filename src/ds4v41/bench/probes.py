@@ -68,21 +68,55 @@ def ops(
     threads: int | None = None,
     gib: float = 4.0,
     huge_pages: bool = True,
+    matrix: bool = False,
 ) -> dict[str, Any]:
     """Row products at released shapes: matrices that fill `gib` GiB, each read once, interleaved with plain reads of as
-    many bytes (ABAB); medians of 5 passes over pairs of pieces. `share` is the product's rate over the read rate."""
+    many bytes (ABAB); medians of 5 passes over pairs of pieces. `share` is the product's rate over the read rate.
+
+    matrix: the matrix class instead, in turn with the canonical one: `share` is of the peak of its instruction, taken
+    in the same run, `ratio` the speed over canonical."""
     types = [choice("types", kind, tuple(SHAPES)) for kind in types]
     rows = [positive_int("rows", n, 1, MOST_ROWS) for n in rows]
     probe, n_threads, isa, size = _probe(threads, gib, huge_pages)
+    if matrix and (missing := _ext.matrix_missing(isa)):
+        raise OptionError(f"matrix: this machine has no matrix class ({missing})")
+    peak_of = probe.matrix_peak if matrix else probe.fma
     results = []
     for kind in types:
         for n in rows:
-            results.append(_one_op(probe, size, kind, n))
-    peak = [probe.fma(200_000) for _ in range(_REPEATS)]
+            results.append((_one_matrix_op if matrix else _one_op)(probe, size, kind, n))
+    peak = [peak_of(200_000) for _ in range(_REPEATS)]
     fma = median([gflop / cpu for _, cpu, gflop in peak])
+    if matrix:
+        for item in results:
+            item["share"] = item["gflop_s"] / fma
+        return environment(n_threads, isa) | {"matrix_gflop_s": fma, "results": results}
     for item in results:
         item["fma_share"] = item["gflop_s"] / fma
     return environment(n_threads, isa) | {"touched_bytes": size, "fma_gflop_s": fma, "results": results}
+
+
+def _one_matrix_op(probe: Any, size: int, kind: str, n: int) -> dict[str, Any]:
+    n_rows, cols = SHAPES[kind]
+    block, block_bytes = BLOCKS[kind]
+    nbytes = n_rows * cols // block * block_bytes
+    pieces = max(1, min(size // nbytes, 400 // max(1, n)))
+    passes = []
+    for _ in range(_REPEATS):
+        matrix = canonical = 0.0
+        for i in range(pieces):
+            canonical += probe.product(kind, n_rows, cols, i * nbytes, n)[1]
+            matrix += probe.product(kind, n_rows, cols, i * nbytes, n, True)[1]
+        passes.append((canonical, matrix))
+    flops = 2e-9 * n * n_rows * cols * pieces
+    return {
+        "type": kind,
+        "shape": [n_rows, cols],
+        "rows": n,
+        "gflop_s": flops / median([p[1] for p in passes]),
+        "canonical_gflop_s": flops / median([p[0] for p in passes]),
+        "ratio": median([p[0] / p[1] for p in passes]),
+    }
 
 
 def _one_op(probe: Any, size: int, kind: str, n: int) -> dict[str, Any]:

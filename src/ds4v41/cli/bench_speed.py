@@ -34,7 +34,7 @@ def _measure(args: Namespace) -> dict[str, Any]:
         options: dict[str, Any] = {"rows": _numbers("rows", args.rows)} if args.rows is not None else {}
         if args.types is not None:
             options["types"] = tuple(args.types.split(","))
-        return bench.ops(**_probe(args), **options)
+        return bench.ops(**_probe(args), matrix=args.matrix, **options)
     if args.what == "select":
         return bench.select()
     if args.what == "ab":
@@ -52,7 +52,7 @@ def _measure(args: Namespace) -> dict[str, Any]:
     lengths: dict[str, Any] = {"tokens": contexts} if contexts else {}
     if args.behind is not None:
         lengths["behind"] = _numbers("behind", args.behind)
-    return bench.prefill(args.model, threads=args.threads, **lengths)
+    return bench.prefill(args.model, threads=args.threads, matrix=args.matrix, **lengths)
 
 
 def _probe(args: Namespace) -> dict[str, Any]:

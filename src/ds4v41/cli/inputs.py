@@ -27,6 +27,7 @@ def open_model(args: Namespace) -> Model:
             args.model,
             backend=args.backend,
             activations=args.activations,
+            prefill=args.prefill,
             threads=args.threads,
             check=args.check,
             progress=bar.update,

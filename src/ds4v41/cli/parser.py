@@ -218,6 +218,8 @@ def _add_bench_speed(commands: Any) -> None:
         if name == "ops":
             parser.add_argument("--types", metavar="T,T", help="row types (default all)")
             parser.add_argument("--rows", metavar="N,N", help="activation rows (default 1,2,4,6,8)")
+        if name in ("ops", "prefill"):
+            parser.add_argument("--matrix", action="store_true", help="the matrix class beside the canonical one")
         if name in ("decode", "depth", "prefill", "ab"):
             parser.add_argument("-m", "--model", metavar="PATH", help="a GGUF file or official folder (default nano)")
         if name in ("decode", "depth", "prefill"):
@@ -277,6 +279,10 @@ def _add_model_options(parser: ArgumentParser) -> None:
     group.add_argument("-m", "--model", metavar="PATH", help="a GGUF file or an official folder (default: nano)")
     group.add_argument("--backend", default="auto", metavar="NAME", help="auto, cpu, cpu/avx2, cpu/plain, ...")
     group.add_argument("--activations", choices=ACTIVATIONS, default="auto", help="what activations are rounded to")
+    group.add_argument(
+        "--prefill", choices=("exact", "matrix"), default="exact",
+        help="matrix: prompts on AVX-512-BF16, faster, in a numeric class of their own",
+    )  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="worker threads (default: all cores)")
     group.add_argument(
         "--drafter", metavar="own|PATH", help="draft: own, or a DSpark GGUF file or folder; the text stays the same"
