@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
-from ..checks import path_of
 from ..errors import CheckpointError
 from .config import ModelConfig
 from .files import kind_of, open_error, stat_path
@@ -40,7 +39,7 @@ def open_checkpoint(
     `Checkpoint.problems` instead, as long as there is a usable configuration. `parts` are what an official folder must
     have (("main",) when the Engram tables are elsewhere); a GGUF file always has all.
     """
-    where = path_of("path", path)
+    where = Path(path)
     info = stat_path(where)
     if stat.S_ISDIR(info.st_mode):
         from .safetensors import open_folder
