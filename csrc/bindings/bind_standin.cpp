@@ -254,6 +254,7 @@ void bind_standin(nb::module_& m) {
   s.def("launch", &launch, nb::arg("kernel"), nb::arg("groups"), nb::arg("group_size"), nb::arg("buffers"),
         nb::arg("threadgroup") = nb::dict(), nb::arg("constants") = nb::dict(), nb::arg("order") = "forward",
         nb::arg("checked") = false);
+  s.attr("has_checked") = has_checked();
   s.def("kernels", &kernels);
   s.def("encode", &encode, nb::arg("steps"), nb::arg("buffers"), nb::arg("concurrent") = false);
   s.def("set_options", &set, nb::arg("order") = nb::none(), nb::arg("checked") = nb::none(), nb::arg("execute") = nb::none());

@@ -15,6 +15,10 @@ namespace ds4::standin {
 
 namespace {
 std::mutex g_mutex;
+void check(const Options& o) {  // or the fast build would run in its place, and find nothing
+  if (o.checked && !has_checked())
+    throw OptionError("[stand-in] this build has no checked kernels (a sanitizer takes their place); use checked=False");
+}
 Options& present_options() {  // made at the first use: a bad variable is an error of the caller, not of loading the library
   static Options options = [] {
     Options o;
@@ -24,6 +28,7 @@ Options& present_options() {  // made at the first use: a bad variable is an err
       if (!o.checked && std::strcmp(checked, "0") != 0)
         throw OptionError("[stand-in] DS4_STANDIN_CHECKED: expected 0 or 1, found '" + std::string(checked) + "'");
     }
+    check(o);
     return o;
   }();
   return options;
@@ -36,6 +41,7 @@ Options options() {
   return present_options();
 }
 void set_options(const Options& options) {
+  check(options);
   std::lock_guard<std::mutex> lock(g_mutex);
   present_options() = options;
 }

@@ -12,7 +12,7 @@ from ds4v41 import Model, _ext
 from ds4v41.errors import Cancelled
 from tests.model.support import MODES, live, prefill_in, same_bits, stepped, tiny, tokens_of
 
-from .both import ORDERS, STANDIN, needs_standin
+from .both import ORDERS, STANDIN, needs_checked, needs_standin
 
 pytestmark = needs_standin
 
@@ -41,6 +41,7 @@ def test_any_chunking_has_the_bits_of_the_cpu(mode: str, cuts: tuple[int, ...], 
         assert live(session) == oracle.states[N]
 
 
+@needs_checked
 def test_every_access_of_a_run_is_right() -> None:
     """Races within and between dispatches, bounds, memory that nobody wrote: the stand-in watches all of it."""
     oracle = stepped("fp8", SEED, N)
