@@ -18,7 +18,7 @@ ORDERS = ("forward", "reverse", "shuffled")
 CUDA = STANDIN is None and not _ext.device_missing("cuda")
 # A build with a sanitizer has no checked kernels; there only values and the sanitizer's own findings count.
 CHECKED = STANDIN is not None and STANDIN.has_checked
-needs_checked = pytest.mark.skipif(not CHECKED, reason="this build has no checked kernels (sanitizers take their place)")
+needs_checked = pytest.mark.skipif(not CHECKED, reason="this build has no checked kernels (sanitizers)")
 needs_standin = pytest.mark.skipif(
     STANDIN is None and not CUDA, reason="this build has no stand-in for Metal, and no GPU"
 )

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.skipif(standin is None, reason="this build has no stand
 ORDERS = ("forward", "reverse", "shuffled")
 BUILDS = [False, pytest.param(True, marks=needs_checked)]
 MODES = [
-    pytest.param(order, checked, marks=[needs_checked] if checked else []) for order in ORDERS for checked in (False, True)
+    pytest.param(order, checked, marks=[needs_checked] if checked else [])
+    for order in ORDERS
+    for checked in (False, True)
 ]
 
 
