@@ -220,6 +220,7 @@ void bind_model(nb::module_& m) {
         d["levels"] = c.levels;
         d["command_buffers"] = c.command_buffers;
         d["waits"] = c.waits;
+        d["latches"] = c.latches;
         for (const auto& [name, n] : metal::counters_by_kernel()) kernels[name.c_str()] = nb::make_tuple(n.dispatches, n.levels);
         d["kernels"] = kernels;
         return d;

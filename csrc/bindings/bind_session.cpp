@@ -125,9 +125,10 @@ void bind_session(nb::module_& m) {
              d["wait_seconds"] = c.wait_seconds;
              d["runs"] = c.runs;
              d["expected"] = c.expected;
+             d["joined"] = c.joined;
              return d;
            }),
-           "wait_seconds that layers waited for rows; runs; requests that an expectation had begun early.")
+           "wait_seconds that layers waited for rows; runs; requests that an expectation had begun early, or the device joined.")
       .def("mark", [](SessionHandle& h) { return h.call([](Session& s, Poll* poll) { return s.mark(poll); }); })
       .def("truncate",
            [](SessionHandle& h, int64_t to) { return h.call([to](Session& s, Poll* p) { return s.truncate(to, p); }); },

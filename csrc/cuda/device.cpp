@@ -141,7 +141,8 @@ Buffer::~Buffer() {
 Device* Resource::device() const { return CreateSystemDefaultDevice()->autorelease(); }
 void Resource::setLabel(const NS::String* label) { label_ = NS::RetainPtr(const_cast<NS::String*>(label)); }
 
-SharedEvent* Device::newSharedEvent() { return new SharedEvent; }
+// Null where a stream cannot wait for memory that the host writes: the engine waits for it then.
+SharedEvent* Device::newSharedEvent() { return ds4::cuda::Driver::get().limits().stream_waits ? new SharedEvent : nullptr; }
 
 // All memory is resident here.
 ResidencySet* Device::newResidencySet(const ResidencySetDescriptor*, NS::Error**) { return new ResidencySet; }

@@ -232,6 +232,15 @@ struct MarkovArgs {  // one draft row: logits given the token before it, and the
   float* top;             // [1] probability of the likeliest token at temperature 1, or null
 };
 
+// What a device waits for that another thread brings.
+class Latch {
+ public:
+  virtual void open() noexcept = 0;  // by any thread; again does nothing
+
+ protected:
+  ~Latch() = default;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -252,6 +261,10 @@ class Backend {
   virtual void wait() = 0;
   // The caller is about to wait for something else: what was issued so far may run meanwhile.
   virtual void submit() = 0;
+  // Operations issued from now on run once the latch is open, those issued so far at once. Null: the device cannot wait, so
+  // the caller does, before it issues them. It is the back end's and may be used for something else after the next wait()
+  // or abandon(), which do not return while it is closed.
+  virtual Latch* latch() = 0;
   // After a failure: nothing that was issued runs any more when this returns, done or not.
   virtual void abandon() noexcept = 0;
 

@@ -74,6 +74,11 @@ void MetalBackend::submit() {
   stream_->submit();
 }
 
+Latch* MetalBackend::latch() {
+  before_dispatch();
+  return stream_->latch();
+}
+
 void MetalBackend::wait() {
   before_dispatch();
   stream_->wait();

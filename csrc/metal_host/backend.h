@@ -40,6 +40,7 @@ class MetalBackend final : public Backend {
   void set_poll(Poll* poll) override { poll_ = poll; }
   Backend* sibling(const Shape& shape) const override;
   void submit() override;
+  Latch* latch() override;
   void wait() override;
   void abandon() noexcept override;
 

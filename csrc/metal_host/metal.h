@@ -36,6 +36,7 @@ struct Counters {
   int64_t levels = 0;           // groups of dispatches that may overlap: the length of the serial path
   int64_t command_buffers = 0;
   int64_t waits = 0;
+  int64_t latches = 0;          // for which the device waits itself
 };
 Counters counters();
 // The same by kernel: its dispatches, and how many of them opened a level.

@@ -208,7 +208,7 @@ class Session:
 
     def engram_counters(self) -> dict:
         """
-        wait_seconds that layers waited for rows; runs; requests that an expectation had begun early.
+        wait_seconds that layers waited for rows; runs; requests that an expectation had begun early, or the device joined.
         """
 
     def mark(self) -> Mark: ...
