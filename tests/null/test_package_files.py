@@ -7,7 +7,7 @@ from tests.package_files import sdist_problems, wheel_problems
 REPOSITORY = ["README.md", "LICENSE", "src/ds4v41/__init__.py", "src/ds4v41/data/a.json", "tests/golden/x", ".ci/run"]
 WHEEL = ["ds4v41/__init__.py", "ds4v41/data/a.json", "ds4v41/_ext.cpython-311-x86_64-linux-gnu.so",
          "ds4v41-0.1.0.dist-info/RECORD", "ds4v41-0.1.0.dist-info/licenses/LICENSE"]  # fmt: skip
-SDIST = [f"ds4v41-0.1.0/{n}" for n in ("PKG-INFO", "README.md", "LICENSE", "src/ds4v41/__init__.py", "src/ds4v41/data/a.json")]
+SDIST = [f"ds4v41-0.1.0/{n}" for n in ("PKG-INFO", *REPOSITORY[:4])]
 
 
 def test_wheels() -> None:
