@@ -132,7 +132,15 @@ void bind_drafter_builder(nb::module_& m) {
       .def("keep", [](B& self, nb::object owner) { self.owners.push_back(std::move(owner)); })
       .def("build", [](B& self) { return new DrafterHandle{self.builder.build(), std::move(self.owners)}; });
   nb::class_<DrafterHandle>(m, "Drafter", "A drafter's weights, shared by the sessions of its target.")
-      .def_prop_ro("session_bytes", [](const DrafterHandle& h) { return Drafter::bytes(*h.drafter); },
+      .def_prop_ro("session_bytes",
+                   [](const DrafterHandle& h) {
+                     const DrafterModel& d = *h.drafter;
+                     auto bytes = static_cast<int64_t>(Drafter::bytes(d));
+#ifdef DS4_METAL
+                     if (d.target->isa == metal::kName) bytes += metal::draft_work_bytes(d.shape, d.weights, d.sizes.block, Drafter::kBatch);
+#endif
+                     return bytes;
+                   },
                    "Bytes that a session takes for it, beside its rings.")
       .def_prop_ro("block", [](const DrafterHandle& h) { return h.drafter->sizes.block; })
       .def_prop_ro("n_stages", [](const DrafterHandle& h) { return h.drafter->n_stages(); });
@@ -231,19 +239,24 @@ void bind_model(nb::module_& m) {
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
   m.def(
       "memory_plan",
-      [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk, int extra_windows) {
+      [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk, int extra_windows,
+         [[maybe_unused]] const std::string& backend) {
         const Shape s = shape_from(shape);
         const CacheBytes b = cache_bytes(s, context, retain, chunk, extra_windows);
         nb::dict d;
         d["window"] = b.window;
         d["compressed"] = b.compressed;
         d["pending"] = b.pending;
-        d["scratch"] = static_cast<int64_t>(lay_out(s, parse_activations(activations), chunk, 1, nullptr, nullptr)) +
-                       feed_bytes(s, chunk);
+        int64_t scratch = static_cast<int64_t>(lay_out(s, parse_activations(activations), chunk, 1, nullptr, nullptr)) + feed_bytes(s, chunk);
+#ifdef DS4_METAL
+        if (backend == metal::kName) scratch += metal::work_bytes(s, chunk, context);
+#endif
+        d["scratch"] = scratch;
         return d;
       },
       nb::arg("shape"), nb::arg("activations"), nb::arg("context"), nb::arg("retain"), nb::arg("chunk"),
-      nb::arg("extra_windows") = 0, "Bytes of a session: caches reserved for the whole context, scratch of one chunk.");
+      nb::arg("extra_windows") = 0, nb::arg("backend") = "auto",
+      "Bytes of a session: caches reserved for the whole context, scratch of one chunk, with what a device keeps.");
   m.def(
       "rope",
       [](const nb::dict& shape, bool yarn, int64_t first, int n) {

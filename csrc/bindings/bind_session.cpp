@@ -169,6 +169,8 @@ void bind_session(nb::module_& m) {
                    nb::rv_policy::move, "int32 [position]")
       .def_prop_ro("reserved_bytes", with([](Session& s) { return s.state().reserved_bytes(); }))
       .def_prop_ro("scratch_bytes", with([](Session& s) { return s.scratch_bytes(); }))
+      .def_prop_ro("draft_work_bytes", with([](Session& s) { return s.drafter() != nullptr ? s.drafter()->work_bytes() : 0; }),
+                   "What the operations of the drafter's back end keep.")
       .def("start_ledger", with([](Session& s) { s.start_ledger(); }), "Counts and times every operation from now on.")
       .def("ledger", with([](Session& s) { return ledger_of(s.ledger()); }),
            "What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds), runs, tokens, seconds, missing; or None.")

@@ -21,6 +21,7 @@ class CpuBackend final : public Backend {
   void wait() override {}  // every operation is done when it returns
   void submit() override {}
   Latch* latch() override { return nullptr; }
+  size_t work_bytes() const override { return 0; }
   void abandon() noexcept override {}
   void set_poll(Poll* poll) override { poll_ = poll; }
 

@@ -251,6 +251,8 @@ class Backend {
   // May pages of alloc() be replaced by mappings of the same size? Then forks share memory; else they copy it.
   virtual bool remappable() const { return false; }
   virtual const char* name() const = 0;
+  // What operations keep between calls beside alloc(): the most since they last let go of it.
+  virtual size_t work_bytes() const = 0;
 
   // Another back end for other sizes whose operations are ordered with this one's (the drafter's). It shares memory with
   // this one. The caller owns it; the shape must outlive it.

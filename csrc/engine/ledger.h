@@ -40,6 +40,7 @@ class Ledger final : public Backend {
   void* alloc(size_t bytes) override { return inner_->alloc(bytes); }
   void free(void* p, size_t bytes) override { inner_->free(p, bytes); }
   const char* name() const override { return inner_->name(); }
+  size_t work_bytes() const override { return inner_->work_bytes(); }
   Backend* sibling(const Shape& shape) const override { return inner_->sibling(shape); }
   void wait() override { inner_->wait(); }
   void submit() override { inner_->submit(); }

@@ -92,7 +92,7 @@ class Session {
   // Why the session dropped it itself: it failed beside a run, which went on. Empty while it works.
   const std::string& drafter_fault() const { return drafter_fault_; }
 
-  size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
+  size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes() + backend_->work_bytes(); }
   const FeedCounters& engram_counters() const { return feed_.counters(); }
 
   // From now on every operation, the drafter's too, is counted and timed; calling it again starts anew.

@@ -74,6 +74,8 @@ class Stream {
   Latch* latch();
   // All that was issued is done. Throws BackendError when the device failed.
   void wait();
+  // Nothing was issued since it was last done.
+  bool idle() const { return !open_ && running_.empty(); }
   // Keeps at most `ahead` command buffers unfinished, and asks `poll` (may be null) meanwhile; true: stop.
   bool hold(int ahead, Poll* poll);
   // Drops what was not submitted, waits for the rest; errors are not told.

@@ -71,6 +71,7 @@ def plan_session(
     chunk: int | None,
     engram_memory: int = 0,
     drafter: Drafter | None = None,
+    backend: str = "auto",
 ) -> tuple[MemoryPlan, int]:
     """Bytes of a session and the chunk (rows of one prefill run) that fits beside them.
 
@@ -83,7 +84,8 @@ def plan_session(
     chunk = min(chunk if chunk is not None else MAX_CHUNK, context)
     while True:
         rows = run_rows(chunk, context)
-        plan = _ext.memory_plan(shape, activations, context, retain, rows, drafter.n_stages if drafter else 0)
+        stages = drafter.n_stages if drafter else 0
+        plan = _ext.memory_plan(shape, activations, context, retain, rows, stages, backend)
         scratch = plan["scratch"] + (drafter.session_bytes if drafter else 0)
         caches = plan["window"] + plan["compressed"] + plan["pending"]
         budget = available // 4 if asked else min(max(_MIN_SCRATCH, (weights + caches) // 32), available // 4)

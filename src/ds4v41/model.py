@@ -244,6 +244,7 @@ class Model:
             chunk,
             self._engram_memory,
             drafter,
+            self.backend,
         )
 
     def session(

@@ -171,9 +171,9 @@ def metal_counters() -> dict:
 def cpu_isas() -> list[str]:
     """Instruction sets of this build that this machine has, best first."""
 
-def memory_plan(shape: dict, activations: str, context: int, retain: int, chunk: int, extra_windows: int = 0) -> dict:
+def memory_plan(shape: dict, activations: str, context: int, retain: int, chunk: int, extra_windows: int = 0, backend: str = 'auto') -> dict:
     """
-    Bytes of a session: caches reserved for the whole context, scratch of one chunk.
+    Bytes of a session: caches reserved for the whole context, scratch of one chunk, with what a device keeps.
     """
 
 def rope(shape: dict, yarn: bool, first: int, n: int) -> tuple:
@@ -269,6 +269,10 @@ class Session:
 
     @property
     def scratch_bytes(self) -> int: ...
+
+    @property
+    def draft_work_bytes(self) -> int:
+        """What the operations of the drafter's back end keep."""
 
     def start_ledger(self) -> None:
         """Counts and times every operation from now on."""
