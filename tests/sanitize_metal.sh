@@ -16,7 +16,7 @@ trap 'rm -rf "$package"' EXIT
 cp -r src/ds4v41 "$package/"
 rm -f "$package"/ds4v41/_ext*.so
 cp "$build"/_ext*.so "$package/ds4v41/"
-[ $# -gt 0 ] || set -- tests/standin tests/ops -k "(standin or metal) and not planted and not True"  # a sanitized build has no checked kernels
+[ $# -gt 0 ] || set -- tests/standin tests/ops -k "standin or metal"  # what needs checked kernels is skipped: a sanitized build has none
 # libstdc++ too: python itself has none, and the sanitizer has to find the function that throws.
 LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 DS4_STANDIN_THREADS=2 PYTHONPATH="$package" \
   "$python" -m pytest -q -p no:cacheprovider "$@"

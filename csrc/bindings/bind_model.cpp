@@ -132,7 +132,15 @@ void bind_drafter_builder(nb::module_& m) {
       .def("keep", [](B& self, nb::object owner) { self.owners.push_back(std::move(owner)); })
       .def("build", [](B& self) { return new DrafterHandle{self.builder.build(), std::move(self.owners)}; });
   nb::class_<DrafterHandle>(m, "Drafter", "A drafter's weights, shared by the sessions of its target.")
-      .def_prop_ro("session_bytes", [](const DrafterHandle& h) { return Drafter::bytes(*h.drafter); },
+      .def_prop_ro("session_bytes",
+                   [](const DrafterHandle& h) {
+                     const DrafterModel& d = *h.drafter;
+                     auto bytes = static_cast<int64_t>(Drafter::bytes(d));
+#ifdef DS4_METAL
+                     if (d.target->isa == metal::kName) bytes += metal::draft_working_bytes(d.shape, d.weights, d.sizes.block, Drafter::kBatch);
+#endif
+                     return bytes;
+                   },
                    "Bytes that a session takes for it, beside its rings.")
       .def_prop_ro("block", [](const DrafterHandle& h) { return h.drafter->sizes.block; })
       .def_prop_ro("n_stages", [](const DrafterHandle& h) { return h.drafter->n_stages(); });
@@ -203,7 +211,7 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("engram", [](const ModelHandle& h) { return h.model->engram; }, "Engram, or None.");
   m.def(
       "device_missing",
-      [](const std::string& backend) {
+      [](const std::string& backend, bool matrix) {
 #ifdef DS4_METAL
         if (backend == metal::kName) return metal::why_not();
 #endif
@@ -220,6 +228,7 @@ void bind_model(nb::module_& m) {
         d["levels"] = c.levels;
         d["command_buffers"] = c.command_buffers;
         d["waits"] = c.waits;
+        d["latches"] = c.latches;
         for (const auto& [name, n] : metal::counters_by_kernel()) kernels[name.c_str()] = nb::make_tuple(n.dispatches, n.levels);
         d["kernels"] = kernels;
         return d;
@@ -232,7 +241,7 @@ void bind_model(nb::module_& m) {
   m.def(
       "memory_plan",
       [](const nb::dict& shape, const std::string& activations, int64_t context, int64_t retain, int64_t chunk, int extra_windows,
-         int threads) {
+         int threads, [[maybe_unused]] const std::string& backend, bool matrix) {
         const Shape s = shape_from(shape);
         const CacheBytes b = cache_bytes(s, context, retain, chunk, extra_windows);
         nb::dict d;
@@ -241,13 +250,17 @@ void bind_model(nb::module_& m) {
         d["pending"] = b.pending;
         d["scratch"] = static_cast<int64_t>(lay_out(s, parse_activations(activations), chunk, 1, nullptr, nullptr)) +
                        feed_bytes(s, chunk);
-        d["working"] = cpu::working_bytes(s, chunk, context, threads);
+        int64_t working = cpu::working_bytes(s, chunk, context, threads, matrix);
+#ifdef DS4_METAL
+        if (backend == metal::kName) working = metal::working_bytes(s, chunk, context);
+#endif
+        d["working"] = working;
         return d;
       },
       nb::arg("shape"), nb::arg("activations"), nb::arg("context"), nb::arg("retain"), nb::arg("chunk"),
-      nb::arg("extra_windows") = 0, nb::arg("threads") = 0,
-      "Bytes of a session: caches reserved for the whole context, scratch of one chunk, and what operations on the CPU take "
-      "beside it with so many worker threads (0: none).");
+      nb::arg("extra_windows") = 0, nb::arg("threads") = 0, nb::arg("backend") = "auto", nb::arg("matrix") = false,
+      "Bytes of a session: caches reserved for the whole context, scratch of one chunk, and what operations take beside it: on "
+      "the CPU with so many worker threads (0: none), or on a device.");
   m.def(
       "rope",
       [](const nb::dict& shape, bool yarn, int64_t first, int n) {

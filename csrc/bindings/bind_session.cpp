@@ -127,9 +127,10 @@ void bind_session(nb::module_& m) {
              d["wait_seconds"] = c.wait_seconds;
              d["runs"] = c.runs;
              d["expected"] = c.expected;
+             d["joined"] = c.joined;
              return d;
            }),
-           "wait_seconds that layers waited for rows; runs; requests that an expectation had begun early.")
+           "wait_seconds that layers waited for rows; runs; requests that an expectation had begun early, or the device joined.")
       .def("mark", [](SessionHandle& h) { return h.call([](Session& s, Poll* poll) { return s.mark(poll); }); })
       .def("truncate",
            [](SessionHandle& h, int64_t to) { return h.call([to](Session& s, Poll* p) { return s.truncate(to, p); }); },
@@ -180,6 +181,8 @@ void bind_session(nb::module_& m) {
       .def_prop_ro("reserved_bytes", with([](Session& s) { return s.state().reserved_bytes(); }))
       .def_prop_ro("scratch_bytes", with([](Session& s) { return s.scratch_bytes(); }))
       .def_prop_ro("working_bytes", with([](Session& s) { return s.working_bytes(); }))
+      .def_prop_ro("draft_working_bytes", with([](Session& s) { return s.drafter() != nullptr ? s.drafter()->working_bytes() : 0; }),
+                   "What the operations of the drafter's back end keep.")
       .def("start_ledger", with([](Session& s) { s.start_ledger(); }), "Counts and times every operation from now on.")
       .def("ledger", with([](Session& s) { return ledger_of(s.ledger()); }),
            "What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds), runs, tokens, seconds, missing; or None.")

@@ -206,11 +206,13 @@ void encode(const nb::list& steps, const nb::dict& buffers, bool concurrent) {
   if (commands->status() == MTL::CommandBufferStatusError) refuse(commands->error(), "failed");
 }
 
-void set(const std::optional<std::string>& order, std::optional<bool> checked, std::optional<bool> execute) {
+void set(const std::optional<std::string>& order, std::optional<bool> checked, std::optional<bool> execute,
+         std::optional<double> patience) {
   Options o = options();
   if (order) o.order = parse_order(*order);
   if (checked) o.checked = *checked;
   if (execute) o.execute = *execute;
+  if (patience) o.patience = *patience;
   set_options(o);
 }
 
@@ -254,9 +256,11 @@ void bind_standin(nb::module_& m) {
   s.def("launch", &launch, nb::arg("kernel"), nb::arg("groups"), nb::arg("group_size"), nb::arg("buffers"),
         nb::arg("threadgroup") = nb::dict(), nb::arg("constants") = nb::dict(), nb::arg("order") = "forward",
         nb::arg("checked") = false);
+  s.attr("has_checked") = has_checked();
   s.def("kernels", &kernels);
   s.def("encode", &encode, nb::arg("steps"), nb::arg("buffers"), nb::arg("concurrent") = false);
-  s.def("set_options", &set, nb::arg("order") = nb::none(), nb::arg("checked") = nb::none(), nb::arg("execute") = nb::none());
+  s.def("set_options", &set, nb::arg("order") = nb::none(), nb::arg("checked") = nb::none(), nb::arg("execute") = nb::none(),
+        nb::arg("patience") = nb::none());
   s.def("counters", &counted, nb::arg("reset") = false);
   s.def("signature", &signature, nb::arg("kernel"));
 }

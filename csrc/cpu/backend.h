@@ -22,6 +22,7 @@ class CpuBackend final : public Backend {
   Backend* sibling(const Shape& shape) const override;
   void wait() override {}  // every operation is done when it returns
   void submit() override {}
+  Latch* latch() override { return nullptr; }
   void abandon() noexcept override {}
   void set_poll(Poll* poll) override { poll_ = poll; }
   void set_class(NumericClass c) override { class_ = c; }

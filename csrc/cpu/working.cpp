@@ -15,14 +15,17 @@ int64_t select_numbers(const Shape& s, int64_t entries) {
 }
 
 // Numbers of 4 bytes that each worker has for itself, at most.
-int64_t per_worker(const Shape& s, int64_t rows, int64_t entries, int n_threads, const Ops& ops) {
-  const auto product = [&](int64_t k) { return static_cast<int64_t>(ops.product_scratch(static_cast<int>(k))); };
+int64_t per_worker(const Shape& s, int64_t rows, int64_t entries, int n_threads, const Ops& ops, const MatrixClass* matrix) {
+  const auto product = [&](int64_t k) {
+    const size_t canonical = ops.product_scratch(static_cast<int>(k));
+    return static_cast<int64_t>(matrix == nullptr ? canonical : std::max(canonical, matrix->scratch(static_cast<int>(k))));
+  };
   const int64_t d = s.hidden, f = s.expert_dim, hd = s.head_dim;
   const int64_t columns = std::max({int64_t{s.n_streams} * d, int64_t{s.engram_columns} * s.engram_dim,
                                     int64_t{s.o_groups} * s.o_rank, int64_t{s.group_dim()}, int64_t{s.q_rank}, f, hd});
   // moe: sums of all rows over a block of columns, beside two areas.
   const auto sums = [&](int64_t n) { return n * ((ops.block_rows(d, n_threads, static_cast<int>(n)) + 31) / 32 * 32); };
-  const int64_t moe = product(std::max(d, f)) + 2 * 8192 + std::max(sums(rows), sums(std::min<int64_t>(rows, 8)));
+  const int64_t moe = product(std::max(d, f)) + 2 * (matrix == nullptr ? 8192 : std::max(8192, 128 * matrix->batch)) + std::max(sums(rows), sums(std::min<int64_t>(rows, 8)));
   const int64_t attend = int64_t{s.window + s.index_topk} * hd + int64_t{s.n_heads} * 72 + product(hd) + 128;
   const int64_t most = std::max({product(columns), moe, select_numbers(s, entries), attend, d, int64_t{s.n_experts} * 4});
   return (most + 1023) / 1024 * 1024;
@@ -40,14 +43,14 @@ int64_t shared(const Shape& s, int64_t rows, int64_t entries) {
 
 }  // namespace
 
-int64_t working_bytes(const Shape& shape, int64_t rows, int64_t context, int n_threads) {
+int64_t working_bytes(const Shape& shape, int64_t rows, int64_t context, int n_threads, bool matrix) {
   if (n_threads < 1) return 0;
   int64_t entries = 0;  // of the longest list that is scored
   for (const int ratio : shape.ratio)
     if (ratio > 0) entries = std::max(entries, context / ratio);
   int64_t most = 0;
   for (const std::string& isa : available_isas())
-    most = std::max(most, per_worker(shape, rows, entries, n_threads, ops(isa)));
+    most = std::max(most, per_worker(shape, rows, entries, n_threads, ops(isa), matrix ? &matrix_class(isa) : nullptr));
   return 4 * (most * n_threads + shared(shape, rows, entries));
 }
 

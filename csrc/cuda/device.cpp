@@ -141,7 +141,8 @@ Buffer::~Buffer() {
 Device* Resource::device() const { return CreateSystemDefaultDevice()->autorelease(); }
 void Resource::setLabel(const NS::String* label) { label_ = NS::RetainPtr(const_cast<NS::String*>(label)); }
 
-SharedEvent* Device::newSharedEvent() { return new SharedEvent; }
+// Null where a stream cannot wait for memory that the host writes: the engine waits for it then.
+SharedEvent* Device::newSharedEvent() { return ds4::cuda::Driver::get().limits().stream_waits ? new SharedEvent : nullptr; }
 
 // All memory is resident here.
 ResidencySet* Device::newResidencySet(const ResidencySetDescriptor*, NS::Error**) { return new ResidencySet; }
@@ -159,7 +160,7 @@ Library* Device::newLibrary(const NS::String* source, const CompileOptions* opti
   return nullptr;
 }
 
-Function* Library::newFunction(const NS::String* name) { return newFunction(name, nullptr, nullptr); }
+Function* Library::newFunction(const NS::String* name) { return newFunction(name, nullptr, static_cast<NS::Error**>(nullptr)); }
 
 Function* Library::newFunction(const NS::String* name, const FunctionConstantValues* values, NS::Error** error) {
   for (const ds4::cuda::Kernel& k : kernels()) {

@@ -20,6 +20,7 @@ struct Limits {
   int shared_bytes = 0;  // of one threadgroup, at most
   size_t memory = 0;
   int driver = 0;        // e.g. 13000
+  bool stream_waits = false;  // may a stream wait for 64-bit values in memory?
 };
 
 // One device, one context. Every function throws BackendError with the driver's own text. Thread-safe.

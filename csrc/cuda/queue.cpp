@@ -138,6 +138,8 @@ CommandBufferStatus CommandBuffer::status() const {
 }
 
 NS::Error* CommandBuffer::error() const { return state_->error; }
+// Every command buffer has its own origin of time: an event pair gives a span as a float of milliseconds, which over hours
+// would have no microseconds left. Only the difference of the two means something (docs/cuda.md).
 double CommandBuffer::GPUStartTime() const { return 0; }
 double CommandBuffer::GPUEndTime() const {
   return state_->status == CommandBufferStatusCompleted ? Driver::get().seconds(state_->begin, state_->end) : 0;

@@ -236,6 +236,15 @@ struct MarkovArgs {  // one draft row: logits given the token before it, and the
   float* top;             // [1] probability of the likeliest token at temperature 1, or null
 };
 
+// What a device waits for that another thread brings.
+class Latch {
+ public:
+  virtual void open() noexcept = 0;  // by any thread; again does nothing
+
+ protected:
+  ~Latch() = default;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -246,9 +255,8 @@ class Backend {
   // May pages of alloc() be replaced by mappings of the same size? Then forks share memory; else they copy it.
   virtual bool remappable() const { return false; }
   virtual const char* name() const = 0;
-
-  // What operations hold beside memory of alloc(), where it is part of the memory plan.
-  virtual size_t working_bytes() const { return 0; }
+  // What operations keep between calls beside alloc(): the most since they last let go of it.
+  virtual size_t working_bytes() const = 0;
 
   // Another back end for other sizes whose operations are ordered with this one's (the drafter's). It shares memory with
   // this one. The caller owns it; the shape must outlive it.
@@ -259,6 +267,10 @@ class Backend {
   virtual void wait() = 0;
   // The caller is about to wait for something else: what was issued so far may run meanwhile.
   virtual void submit() = 0;
+  // Operations issued from now on run once the latch is open, those issued so far at once. Null: the device cannot wait, so
+  // the caller does, before it issues them. It is the back end's and may be used for something else after the next wait()
+  // or abandon(), which do not return while it is closed.
+  virtual Latch* latch() = 0;
   // After a failure: nothing that was issued runs any more when this returns, done or not.
   virtual void abandon() noexcept = 0;
 

@@ -13,7 +13,6 @@ namespace ds4 {
 
 namespace {
 
-constexpr int64_t kBatch = 64;  // captured rows that are projected together
 
 // The back end asks `poll` while this lives, and nobody afterwards: the caller's poll may be gone then.
 class Polled {

@@ -44,6 +44,8 @@ struct DrafterModel {
 // The drafter's part of one session.
 class Drafter {
  public:
+  static constexpr int64_t kBatch = 64;  // captured rows that are projected together
+
   // `state` has n_stages() extra windows and outlives this, as do `faults`. Its operations are ordered with those of
   // `backend`, the session's.
   Drafter(std::shared_ptr<const DrafterModel> model, State& state, const Backend& backend, Faults& faults);
@@ -55,6 +57,7 @@ class Drafter {
   std::shared_ptr<const DrafterModel> shared_model() const { return model_; }
   // Bytes of a session's drafter beside its rings in the state.
   static size_t bytes(const DrafterModel& model);
+  size_t working_bytes() const { return backend_->working_bytes(); }
 
   // Around a run of the target: capture() sees the stream that enters every layer, commit() follows the state's.
   // Rows that do not reach all captured layers are skipped.

@@ -20,6 +20,9 @@ EngramFeed::~EngramFeed() {
 
 void EngramFeed::release(Slot& slot) {
   if (slot.ticket != nullptr) model_.engram->abandon(slot.ticket);
+  // After it, so that nobody writes what the device reads now. (In a child of fork() no device waits.)
+  if (slot.latch != nullptr && !slot.ticket->forked()) slot.latch->open();
+  slot.latch = nullptr;
   slot.ticket.reset();
 }
 
@@ -51,7 +54,8 @@ void EngramFeed::begin(const int32_t* line, int64_t history, int64_t n, int64_t 
   now_.resize(static_cast<size_t>(n_tables));
   next_.resize(static_cast<size_t>(n_tables));
   const size_t columns = static_cast<size_t>(model_.hash.columns());
-  const Urgency urgency = n <= kStep ? Urgency::step : Urgency::chunk;
+  step_ = n <= kStep;
+  const Urgency urgency = step_ ? Urgency::step : Urgency::chunk;
   ++counters_.runs;
   for (int t = 0; t < n_tables; ++t) {
     Slot &now = now_[static_cast<size_t>(t)], &next = next_[static_cast<size_t>(t)];
@@ -77,11 +81,28 @@ void EngramFeed::begin(const int32_t* line, int64_t history, int64_t n, int64_t 
   }
 }
 
-FedRows EngramFeed::wait(int table, Poll* poll) {
-  const Slot& slot = now_[static_cast<size_t>(table)];
+// A chunk is issued in parts that are waited for anyhow, and asks the poll between them: there the host waits.
+FedRows EngramFeed::take(int table, bool behind, Poll* poll) {
+  Slot& slot = now_[static_cast<size_t>(table)];
+  if (behind && step_ && !slot.ticket->done()) slot.latch = backend_.latch();
+  if (slot.latch != nullptr) {
+    slot.ticket->when_done([latch = slot.latch] { latch->open(); });
+    ++counters_.joined;
+    return {slot.data, 0, 0, 0};
+  }
   const double waited = slot.ticket->wait(poll);
   counters_.wait_seconds += waited;
   return {slot.data, waited, std::max(0.0, slot.ticket->seconds() - waited), slot.ticket->disk_bytes()};
+}
+
+void EngramFeed::settle(Poll* poll) {
+  for (Slot& slot : now_) {
+    if (slot.latch == nullptr) continue;
+    counters_.wait_seconds += slot.ticket->wait(poll);
+    slot.ticket->when_done(nullptr);  // the thread that opens the latch is through with it
+    slot.latch->open();               // it did, unless it comes later than this
+    slot.latch = nullptr;
+  }
 }
 
 size_t EngramFeed::bytes() const {

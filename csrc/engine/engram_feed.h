@@ -10,9 +10,10 @@
 namespace ds4 {
 
 struct FeedCounters {
-  double wait_seconds = 0;  // that layers waited for rows: what the disk cost
+  double wait_seconds = 0;  // that layers waited for rows, or the host after it had issued a run: what the disk cost
   int64_t runs = 0;
   int64_t expected = 0;  // requests that were right and had begun during the run before
+  int64_t joined = 0;    // requests that the device waited for itself
 };
 
 // The rows of one table for a run: [n][columns][row bytes].
@@ -33,9 +34,12 @@ class EngramFeed {
   // line: `history` tokens before the run, the n of the run, n_ahead that are expected after it. Asks for the rows of
   // all tables, those of the run first.
   void begin(const int32_t* line, int64_t history, int64_t n, int64_t n_ahead);
-  // The run's rows of a table, valid until the next begin(). Throws EngramError, Cancelled.
-  FedRows wait(int table, Poll* poll);
-  // Nothing that was asked for is wanted any more.
+  // The run's rows of a table, valid until the next begin(). Throws EngramError, Cancelled. With `behind`, a device that
+  // can do so waits for them itself: what is issued from now on runs behind them, and they count only after settle().
+  FedRows take(int table, bool behind, Poll* poll);
+  // Before anybody waits for the device: all rows of the run are there. Throws EngramError, Cancelled.
+  void settle(Poll* poll);
+  // Nothing that was asked for is wanted any more, and no device waits for it; before Backend::abandon().
   void abandon();
 
   size_t bytes() const;
@@ -46,6 +50,7 @@ class EngramFeed {
     uint8_t* data = nullptr;
     size_t bytes = 0;
     Engram::Ticket ticket;
+    Latch* latch = nullptr;  // closed until the rows are there
   };
   void ask(int table, std::vector<int64_t> rows, Slot& slot, Urgency urgency);
   void release(Slot& slot);
@@ -54,6 +59,7 @@ class EngramFeed {
   const Model& model_;
   Backend& backend_;
   std::vector<Slot> now_, next_;  // [tables] of this run, and of the one that is expected
+  bool step_ = false;  // the run is a step or a verification
   FeedCounters counters_;
 };
 

@@ -153,6 +153,7 @@ void Session::run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logit
     start(tokens, n);
     run_layers(rows, poll, trace);
     if (n_logits > 0) head(n, n_logits, trace);
+    feed_.settle(poll);
     backend_->wait();
     check_finite(n, rows[0].stream);
     take_logits(n_logits, out);
@@ -161,8 +162,8 @@ void Session::run_rows(const int32_t* tokens, int64_t n, const Cone& cone, Logit
     faults_.at(FaultPoint::run_commit);
     state_.commit(tokens, n, c);
   } catch (...) {
-    backend_->abandon();
     feed_.abandon();
+    backend_->abandon();
     guard.restore();
     state_.undo_prepare(n);
     if (ledger_ != nullptr) ledger_->clear();  // a run that stopped half-way would leave it incomplete
@@ -238,10 +239,10 @@ void Session::start(const int32_t* tokens, int64_t n) {
   backend_->embed({static_cast<int>(n), t_.tokens, &model_->weights.embed, t_.stream, t_.mix});
 }
 
-void Session::engram(int l, const LayerRows& r, Poll* poll) {
+void Session::engram(int l, const LayerRows& r, Poll* poll, const Trace* trace) {
   const Shape& s = model_->shape;
   backend_->submit();
-  const FedRows fed = feed_.wait(s.engram_index[l], poll);
+  const FedRows fed = feed_.take(s.engram_index[l], ledger_ == nullptr && trace == nullptr, poll);
   if (ledger_ != nullptr) ledger_->add_engram_rows(l, fed.waited, fed.hidden, fed.bytes);
   const uint8_t* rows = fed.data + int64_t{r.stream} * s.engram_columns * s.engram_row_bytes();
   backend_->engram({r.n - r.stream, rows, &model_->weights.layers[l].engram, t_.from(s, r.stream).stream});
@@ -255,7 +256,7 @@ void Session::layer(int l, const LayerRows& r, Poll* poll, Trace* trace) {
   const int64_t c = s.n_streams, d = s.hidden;
   if (trace != nullptr) trace->enter(l, t_.stream, t_.mix, r.n);
   if (s.engram_index[l] >= 0) {
-    engram(l, r, poll);
+    engram(l, r, poll, trace);
     if (trace != nullptr) trace->tap(l, "engram_out", t_.stream, {r.n, c, d});
   }
   if (trace != nullptr) trace->after_engram(l, t_.stream, r.n);

@@ -143,7 +143,7 @@ class Session {
   void layer(int l, const LayerRows& r, Poll* poll, Trace* trace);
   void attention_in(int l, const LayerRows& r);
   void attention(int l, const LayerRows& r, Trace* trace);
-  void engram(int l, const LayerRows& r, Poll* poll);
+  void engram(int l, const LayerRows& r, Poll* poll, const Trace* trace);
   void select(int l, const LayerRows& r, Trace* trace);
   Rope rope(int l, const Scratch& t) const;
   void head(int64_t n, int64_t n_logits, Trace* trace);

@@ -70,6 +70,7 @@ void Request::finish() {
     done_.store(true, std::memory_order_release);
   }
   changed_.notify_all();
+  tell();
 }
 
 void Request::fail(std::exception_ptr error) {
@@ -80,6 +81,19 @@ void Request::fail(std::exception_ptr error) {
     done_.store(true, std::memory_order_release);
   }
   changed_.notify_all();
+  tell();
+}
+
+void Request::tell() {
+  const std::lock_guard<std::mutex> lock(tell_mutex_);
+  if (const auto f = std::exchange(tell_, nullptr)) f();
+}
+
+void Request::when_done(std::function<void()> f) {
+  const std::lock_guard<std::mutex> lock(tell_mutex_);
+  tell_ = nullptr;
+  if (f && done()) return f();  // done() comes before tell(): either this sees it, or tell() finds f
+  tell_ = std::move(f);
 }
 
 double Request::wait(Poll* poll) {
@@ -103,6 +117,7 @@ double Request::wait(Poll* poll) {
 void Request::abandon() {
   stopped_.store(true);
   while (writers_.load() != 0) std::this_thread::yield();
+  when_done(nullptr);
 }
 
 }  // namespace ds4

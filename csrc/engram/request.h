@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -65,6 +66,10 @@ class Request {
   void finish();
   void fail(std::exception_ptr error);
 
+  // f is called once, by the thread that brings the last row or finds an error, or here and now when that was before.
+  // Null: what was given is forgotten, and does not run any more when this returns.
+  void when_done(std::function<void()> f);
+
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Once it is done: from being asked for to having arrived, and what the disk gave for it.
   double seconds() const { return std::chrono::duration<double>(end_ - begin_).count(); }
@@ -74,7 +79,7 @@ class Request {
 
   // Returns the seconds waited; throws what went wrong, or Cancelled when the poll says so.
   double wait(Poll* poll);
-  // From now on nothing is written to `out`. Does not wait for reads, only for copies.
+  // From now on nothing is written to `out`, and nobody is told. Does not wait for reads, only for copies.
   void abandon();
 
  private:
@@ -98,6 +103,9 @@ class Request {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::exception_ptr error_;
+  void tell();
+  std::mutex tell_mutex_;  // held while it is called
+  std::function<void()> tell_;
 };
 
 }  // namespace ds4

@@ -79,12 +79,24 @@ void MetalBackend::submit() {
   stream_->submit();
 }
 
+Latch* MetalBackend::latch() {
+  before_dispatch();
+  return stream_->latch();
+}
+
 void MetalBackend::wait() {
   before_dispatch();
   stream_->wait();
-  for (const Block& b : retired_) device_.forget(b.buffer->contents());
-  retired_.clear();
+  free_retired();
   held_.clear();
+}
+
+void MetalBackend::free_retired() {
+  for (const Block& b : retired_) {
+    device_.forget(b.buffer->contents());
+    work_ -= b.buffer->length();
+  }
+  retired_.clear();
 }
 
 void MetalBackend::abandon() noexcept {
@@ -103,9 +115,24 @@ void* MetalBackend::temp_bytes(Temp which, size_t bytes) {
     if (b.buffer) retired_.push_back(std::move(b));
     b.buffer = device_.new_buffer(bytes);
     b.bytes = bytes;
+    work_ += b.buffer->length();
+    most_work_ = std::max(most_work_, work_);
     device_.remember(b.buffer->contents(), bytes, b.buffer.get(), 0);
   }
   return b.buffer->contents();
+}
+
+void MetalBackend::begin_run(int n) {
+  constexpr int kFew = 64;  // rows that are not worth letting go of
+  if (n <= run_rows_ && (n >= run_rows_ / 8 || run_rows_ <= kFew)) return;
+  run_rows_ = n;
+  for (Block& b : temps_) {
+    if (!b.buffer) continue;
+    retired_.push_back(std::move(b));
+    b = {};
+  }
+  if (stream_->idle()) free_retired();  // else when what uses them is done
+  most_work_ = work_;
 }
 
 std::unique_ptr<Backend> make_backend(const Shape& shape, Activations activations) {

@@ -37,10 +37,12 @@ class MetalBackend final : public Backend {
   void* alloc(size_t bytes) override;
   void free(void* p, size_t bytes) override;
   const char* name() const override { return kName; }
+  size_t working_bytes() const override { return most_work_; }
   void set_poll(Poll* poll) override { poll_ = poll; }
   void set_class(NumericClass c) override;
   Backend* sibling(const Shape& shape) const override;
   void submit() override;
+  Latch* latch() override;
   void wait() override;
   void abandon() noexcept override;
 
@@ -118,6 +120,10 @@ class MetalBackend final : public Backend {
     return a;
   }
   void* temp_bytes(Temp which, size_t bytes);
+  // A run of n rows begins: blocks for far more or for fewer rows go, so that a session that decodes holds little and a
+  // longer run not both.
+  void begin_run(int n);
+  void free_retired();
   // An operation whose last dispatch may take in the hc_write that follows: issued with it, or, when something else
   // comes, with null.
   using Finish = std::function<void(const HcWriteArgs*)>;
@@ -144,6 +150,8 @@ class MetalBackend final : public Backend {
     size_t bytes = 0;
   };
   std::vector<Block> temps_;
+  size_t work_ = 0, most_work_ = 0;  // bytes of temps_ and retired_; the most since begin_run() let go of them
+  int run_rows_ = 0;
   std::vector<std::shared_ptr<const void>> held_;  // what dispatches that run may still use; let go by wait()
   std::vector<Block> retired_;  // too small, but perhaps still in use; freed by wait()
 };

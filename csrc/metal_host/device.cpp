@@ -52,9 +52,34 @@ Device& Device::get() {
 Device::Device() : device_(MTL::CreateSystemDefaultDevice()) {
   const Pool pool;
   if (!device_) throw BackendError("[metal] this machine has no Metal device; use backend=\"cpu\"");
-  queue_ = Ref<MTL::CommandQueue>(device_->newCommandQueue());
-  if (!queue_) throw BackendError("[metal] the device gave no command queue");
   compile();
+}
+
+Ref<MTL::CommandQueue> Device::new_queue() {
+  const Pool pool;
+  Ref<MTL::CommandQueue> queue(device_->newCommandQueue());
+  if (!queue) throw BackendError("[metal] the device gave no command queue");
+  const std::lock_guard<std::mutex> lock(queues_mutex_);
+  for (const MTL::ResidencySet* set : resident_) queue->addResidencySet(set);
+  queues_.push_back(queue.get());
+  return queue;
+}
+
+void Device::forget_queue(MTL::CommandQueue* queue) {
+  const std::lock_guard<std::mutex> lock(queues_mutex_);
+  std::erase(queues_, queue);
+}
+
+void Device::add_resident(MTL::ResidencySet* set) {
+  const std::lock_guard<std::mutex> lock(queues_mutex_);
+  for (MTL::CommandQueue* queue : queues_) queue->addResidencySet(set);
+  resident_.push_back(set);
+}
+
+void Device::remove_resident(MTL::ResidencySet* set) {
+  const std::lock_guard<std::mutex> lock(queues_mutex_);
+  for (MTL::CommandQueue* queue : queues_) queue->removeResidencySet(set);
+  std::erase(resident_, set);
 }
 
 // Safe math: the canonical order and correctly rounded operations are the promise.

@@ -1,4 +1,4 @@
-// The device, its queue, and the kernels: compiled from the embedded source when first used.
+// The device, its queues, and the kernels: compiled from the embedded source when first used.
 #pragma once
 
 #include <Foundation/Foundation.hpp>
@@ -88,7 +88,12 @@ class Device {
   static std::string why_not();
 
   MTL::Device* device() const { return device_.get(); }
-  MTL::CommandQueue* queue() const { return queue_.get(); }
+
+  // Every queue sees the weights of all residency sets that are here.
+  Ref<MTL::CommandQueue> new_queue();
+  void forget_queue(MTL::CommandQueue* queue);
+  void add_resident(MTL::ResidencySet* set);
+  void remove_resident(MTL::ResidencySet* set);
 
   // A kernel by its host name. Throws BackendError with the compiler's text when it cannot be had.
   Kernel kernel(const char* name, const Constants& constants);
@@ -122,7 +127,9 @@ class Device {
   using Key = std::tuple<std::string, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t>;
 
   Ref<MTL::Device> device_;
-  Ref<MTL::CommandQueue> queue_;
+  std::mutex queues_mutex_;
+  std::vector<MTL::CommandQueue*> queues_;
+  std::vector<MTL::ResidencySet*> resident_;
   std::vector<Ref<MTL::Library>> libraries_;
   std::map<std::string, MTL::Library*> home_;  // of each kernel
   std::mutex kernels_mutex_;

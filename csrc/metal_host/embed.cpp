@@ -5,7 +5,8 @@
 
 namespace ds4::metal {
 
-void MetalBackend::embed(const EmbedArgs& a) {
+void MetalBackend::embed(const EmbedArgs& a) {  // the first operation of a run
+  begin_run(a.n);
   const Matrix& t = *a.table;
   const int64_t c = s_.n_streams, d = s_.hidden;
   const EmbedParams params{static_cast<uint64_t>(t.row_bytes), static_cast<uint32_t>(t.scale_row_bytes), static_cast<uint32_t>(d),

@@ -30,12 +30,18 @@ std::shared_ptr<void> adopt(const DrafterWeights& weights, const std::vector<std
 // The shape must outlive the back end.
 std::unique_ptr<Backend> make_backend(const Shape& shape, Activations activations);
 
+// Most bytes that a back end keeps for its operations beside what it was asked to allocate: runs of n rows in a context of so many
+// tokens; and a drafter's, for its block and for captured rows that are projected together.
+int64_t working_bytes(const Shape& shape, int64_t n, int64_t context);
+int64_t draft_working_bytes(const Shape& shape, const DrafterWeights& weights, int64_t block, int64_t captured);
+
 // What all back ends of this process issued so far; differences count a step (docs/metal.md).
 struct Counters {
   int64_t dispatches = 0;
   int64_t levels = 0;           // groups of dispatches that may overlap: the length of the serial path
   int64_t command_buffers = 0;
   int64_t waits = 0;
+  int64_t latches = 0;          // for which the device waits itself
 };
 Counters counters();
 // The same by kernel: its dispatches, and how many of them opened a level.

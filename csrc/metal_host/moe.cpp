@@ -28,8 +28,6 @@ MoeMatrix described(const ExpertMatrices& m) {
   return {static_cast<uint64_t>(m.row_bytes), static_cast<uint32_t>(m.scale_row_bytes), static_cast<uint32_t>(m.cols)};
 }
 
-constexpr int kMoeRows = 2048;  // tokens that are grouped together
-constexpr int64_t kPartFloats = int64_t{36} << 20;  // of the slots' products that are kept at a time
 constexpr size_t kPlanBytes = (1 + 2 * MOE_MAX_PAIRS) * sizeof(int32_t);
 
 }  // namespace

@@ -26,6 +26,8 @@ LinearRun linear_run(const Matrix& m, int rows, int n, int flags, int group_rows
 
 // Do products with n activation rows, in so many tiles of metal/tiles.h, gain by them?
 bool use_tiles(int64_t n, int64_t tiles);
+constexpr int kMoeRows = 2048;                      // tokens whose experts are grouped together, at most
+constexpr int64_t kPartFloats = int64_t{36} << 20;  // of the slots' products that are kept at a time (moe.cpp)
 constexpr int kSegmentColumns = 2048;  // of the canonical order (metal/rows.h)
 // TILE_FOLDS for rows of more than one segment.
 int tile_flags(int64_t cols);

@@ -7,21 +7,41 @@
 
 namespace ds4::metal {
 
-Stream::Stream() : device_(Device::get()), nothing_(device_.new_buffer(1)) {}
+void EventLatch::open() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_) event_->setSignaledValue(value_);
+  open_ = true;
+}
 
-Stream::~Stream() { abandon(); }
+void EventLatch::encode_wait(MTL::CommandBuffer* buffer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  open_ = false;
+  buffer->encodeWait(event_.get(), ++value_);
+}
+
+// A queue of its own: a session that waits for rows holds up no other.
+Stream::Stream() : device_(Device::get()), queue_(device_.new_queue()), nothing_(device_.new_buffer(1)) {}
+
+Stream::~Stream() {
+  abandon();
+  device_.forget_queue(queue_.get());
+}
 
 void Stream::begin() {
   if (open_) return;
-  open_ = Ref<MTL::CommandBuffer>(device_.queue()->commandBuffer()->retain());
+  open_ = Ref<MTL::CommandBuffer>(queue_->commandBuffer()->retain());
+  ++device_.counters.command_buffers;
+}
+
+void Stream::begin_encoder() {
+  begin();
   encoder_ = Ref<MTL::ComputeCommandEncoder>(open_->computeCommandEncoder(MTL::DispatchTypeConcurrent)->retain());
   touched_.clear();
-  ++device_.counters.command_buffers;
   ++device_.counters.levels;
 }
 
 void Stream::end() {
-  encoder_->endEncoding();
+  if (encoder_) encoder_->endEncoding();
   encoder_ = {};
   touched_.clear();
 }
@@ -38,8 +58,8 @@ void Stream::dispatch(const Kernel& kernel, const void* args, size_t args_bytes,
                       int threads, size_t threadgroup_bytes) {
   if (grid.x <= 0 || grid.y <= 0 || grid.z <= 0) return;
   const Pool pool;
-  const bool first = !open_;
-  begin();
+  const bool first = !encoder_;
+  if (first) begin_encoder();
   bool barrier = false;
   for (const Argument& a : buffers) barrier = barrier || conflicts(a);
   if (barrier) {
@@ -77,6 +97,21 @@ void Stream::submit() {
   open_ = {};
 }
 
+Latch* Stream::latch() {
+  const Pool pool;
+  if (used_latches_ == latches_.size()) {
+    Ref<MTL::SharedEvent> event(device_.device()->newSharedEvent());
+    if (!event) return nullptr;
+    latches_.push_back(std::make_unique<EventLatch>(std::move(event)));
+  }
+  submit();
+  begin();
+  EventLatch* latch = latches_[used_latches_++].get();
+  latch->encode_wait(open_.get());
+  ++device_.counters.latches;
+  return latch;
+}
+
 void Stream::check(MTL::CommandBuffer* buffer) {
   if (buffer->status() != MTL::CommandBufferStatusError) return;
   const std::string reason = text(buffer->error());
@@ -90,6 +125,7 @@ void Stream::wait() {
   const Pool pool;
   ++device_.counters.waits;
   running_.back()->waitUntilCompleted();  // a queue finishes its command buffers in order
+  used_latches_ = 0;
   for (size_t i = 0; i < running_.size(); ++i) check(running_[i].get());
   running_.clear();
 }
@@ -116,6 +152,7 @@ void Stream::abandon() noexcept {
     open_ = {};
     if (!running_.empty()) running_.back()->waitUntilCompleted();
     running_.clear();
+    used_latches_ = 0;
   } catch (...) {  // nothing to tell: the caller is telling why it gave up
     running_.clear();
   }

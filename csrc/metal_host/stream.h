@@ -6,9 +6,12 @@
 #pragma once
 
 #include <initializer_list>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "base/threads.h"
+#include "engine/backend.h"
 #include "metal_host/device.h"
 
 namespace ds4::metal {
@@ -36,6 +39,22 @@ struct Grid {
   int64_t x = 1, y = 1, z = 1;  // threadgroups
 };
 
+// A shared event: the command buffer that waits for its next value goes on when that is signalled. Opened by threads that
+// know nothing of Metal, so its lock is all that orders them.
+class EventLatch final : public Latch {
+ public:
+  explicit EventLatch(Ref<MTL::SharedEvent> event) : event_(std::move(event)) {}
+  void open() noexcept override;
+  // Closed again, once nobody waits for it any more.
+  void encode_wait(MTL::CommandBuffer* buffer);
+
+ private:
+  Ref<MTL::SharedEvent> event_;
+  std::mutex mutex_;
+  uint64_t value_ = 0;
+  bool open_ = true;
+};
+
 // Shared by the back ends of one session, whose operations are ordered with each other.
 class Stream {
  public:
@@ -50,8 +69,13 @@ class Stream {
 
   // The device may start with what was issued so far.
   void submit();
+  // What is issued from now on runs in command buffers behind a latch; what was is submitted. Null where the device has no
+  // shared events. The latch may be used again after wait() and abandon().
+  Latch* latch();
   // All that was issued is done. Throws BackendError when the device failed.
   void wait();
+  // Nothing was issued since it was last done.
+  bool idle() const { return !open_ && running_.empty(); }
   // Keeps at most `ahead` command buffers unfinished, and asks `poll` (may be null) meanwhile; true: stop.
   bool hold(int ahead, Poll* poll);
   // Drops what was not submitted, waits for the rest; errors are not told.
@@ -64,15 +88,19 @@ class Stream {
   };
   bool conflicts(const Argument& a) const;
   void begin();
+  void begin_encoder();
   void end();
   void check(MTL::CommandBuffer* buffer);
 
   Device& device_;
+  Ref<MTL::CommandQueue> queue_;
   Ref<MTL::CommandBuffer> open_;
   Ref<MTL::ComputeCommandEncoder> encoder_;
   std::vector<Ref<MTL::CommandBuffer>> running_;  // oldest first
   std::vector<Touched> touched_;  // since the last barrier
   Ref<MTL::Buffer> nothing_;      // bound where an argument is absent
+  std::vector<std::unique_ptr<EventLatch>> latches_;
+  size_t used_latches_ = 0;       // since the last wait() or abandon()
 };
 
 }  // namespace ds4::metal

@@ -78,7 +78,7 @@ std::map<const MoeWeights*, std::shared_ptr<const ExpertTable>>& tables() {
 
 Adopted::~Adopted() {
   if (resident_) {
-    Device::get().queue()->removeResidencySet(resident_.get());
+    Device::get().remove_resident(resident_.get());
     resident_->endResidency();
   }
   for (const void* p : remembered_) Device::get().forget(p);
@@ -124,7 +124,7 @@ void Adopted::keep_resident() {
   for (const auto& buffer : buffers_) resident_->addAllocation(buffer.get());
   resident_->commit();
   resident_->requestResidency();
-  device.queue()->addResidencySet(resident_.get());
+  device.add_resident(resident_.get());
 }
 
 // Short vectors (norms, biases, sinks) were expanded when the model was opened; they are copied once more.

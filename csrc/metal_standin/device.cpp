@@ -98,7 +98,7 @@ Library* Device::newLibrary(const NS::String* source, const CompileOptions* opti
   return nullptr;
 }
 
-Function* Library::newFunction(const NS::String* name) { return newFunction(name, nullptr, nullptr); }
+Function* Library::newFunction(const NS::String* name) { return newFunction(name, nullptr, static_cast<NS::Error**>(nullptr)); }
 
 Function* Library::newFunction(const NS::String* name, const FunctionConstantValues* values, NS::Error** error) {
   const Compiled& family = compiled()[static_cast<size_t>(family_)];

@@ -162,8 +162,9 @@ void execute_in(const Family& family, const Launch& l, Shadow* shadow, Report& r
 }  // namespace
 
 void execute(const Launch& l, Shadow* shadow, Report& report) {
-  const bool checked = shadow != nullptr && l.checked != nullptr;
-  execute_in(checked ? *l.checked_family : *l.family, l, checked ? shadow : nullptr, report);
+  if (shadow != nullptr && l.checked == nullptr)
+    return report.add("kernel " + std::string(l.kernel->name) + ": this build has no checked kernels");
+  execute_in(shadow != nullptr ? *l.checked_family : *l.family, l, shadow, report);
 }
 
 }  // namespace ds4::standin

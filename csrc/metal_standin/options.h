@@ -12,6 +12,7 @@ struct Options {
   Order order = Order::forward;  // also the order of dispatches that a concurrent encoder leaves open
   bool checked = false;          // every access watched; one thread
   bool execute = true;           // false: encode, validate and count only
+  double patience = 300;         // seconds after which a wait for an event that nobody signals is reported; a device has none
 };
 Options options();  // from DS4_STANDIN_ORDER and DS4_STANDIN_CHECKED until set
 void set_options(const Options& options);

@@ -15,6 +15,10 @@ namespace ds4::standin {
 
 namespace {
 std::mutex g_mutex;
+void check(const Options& o) {  // or the fast build would run in its place, and find nothing
+  if (o.checked && !has_checked())
+    throw OptionError("[stand-in] this build has no checked kernels (a sanitizer takes their place); use checked=False");
+}
 Options& present_options() {  // made at the first use: a bad variable is an error of the caller, not of loading the library
   static Options options = [] {
     Options o;
@@ -24,6 +28,7 @@ Options& present_options() {  // made at the first use: a bad variable is an err
       if (!o.checked && std::strcmp(checked, "0") != 0)
         throw OptionError("[stand-in] DS4_STANDIN_CHECKED: expected 0 or 1, found '" + std::string(checked) + "'");
     }
+    check(o);
     return o;
   }();
   return options;
@@ -36,6 +41,7 @@ Options options() {
   return present_options();
 }
 void set_options(const Options& options) {
+  check(options);
   std::lock_guard<std::mutex> lock(g_mutex);
   present_options() = options;
 }
@@ -58,7 +64,6 @@ using namespace ds4::standin;
 
 namespace {
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-constexpr auto kPatience = std::chrono::minutes(5);  // a real device waits for ever
 std::atomic<uint64_t> g_serial{0};
 std::atomic<uint32_t> g_phase{1};
 }  // namespace
@@ -195,9 +200,10 @@ void run_commands(CommandBuffer::State& s, const Options& o) {
   for (Command& c : s.commands) {
     if (c.kind == Command::Kind::wait) {
       std::unique_lock<std::mutex> lock(c.event->mutex);
-      if (!c.event->changed.wait_for(lock, kPatience, [&] { return c.event->value >= c.value; }))
-        s.report.add("command buffer: a shared event did not reach " + std::to_string(c.value) + " within five minutes, it is at " +
-                     std::to_string(c.event->value));
+      const std::chrono::duration<double> patience(o.patience);
+      if (!c.event->changed.wait_for(lock, patience, [&] { return c.event->value >= c.value; }))
+        s.report.add("command buffer: a shared event did not reach " + std::to_string(c.value) + " within " +
+                     std::to_string(o.patience) + " seconds, it is at " + std::to_string(c.event->value));
     } else if (c.kind == Command::Kind::signal) {
       {
         std::lock_guard<std::mutex> lock(c.event->mutex);

@@ -25,6 +25,12 @@ const Entry* find_kernel(const std::string& name) {
   return it == table().end() ? nullptr : &it->second;
 }
 
+bool has_checked() {
+  for (const Compiled& c : compiled())
+    if (c.checked == nullptr) return false;
+  return true;
+}
+
 std::vector<Entry> all_kernels() {
   std::vector<Entry> entries;
   for (const auto& item : table()) entries.push_back(item.second);

@@ -22,6 +22,8 @@ struct Compiled {
   const char* source;
 };
 const std::vector<Compiled>& compiled();  // generated
+// Was the instrumented build of the kernels made? Not together with a sanitizer.
+bool has_checked();
 
 const Entry* find_kernel(const std::string& name);
 std::vector<Entry> all_kernels();

@@ -72,6 +72,8 @@ def plan_session(
     engram_memory: int = 0,
     drafter: Drafter | None = None,
     threads: int = 0,
+    backend: str = "auto",
+    matrix: bool = False,
 ) -> tuple[MemoryPlan, int]:
     """Bytes of a session and the chunk (rows of one prefill run) that fits beside them.
 
@@ -85,7 +87,8 @@ def plan_session(
     chunk = min(chunk if chunk is not None else MAX_CHUNK, context)
     while True:
         rows = run_rows(chunk, context)
-        plan = _ext.memory_plan(shape, activations, context, retain, rows, drafter.n_stages if drafter else 0, threads)
+        stages = drafter.n_stages if drafter else 0
+        plan = _ext.memory_plan(shape, activations, context, retain, rows, stages, threads, backend, matrix)
         activation_bytes = plan["scratch"] + (drafter.session_bytes if drafter else 0)
         scratch = activation_bytes + plan["working"]
         caches = plan["window"] + plan["compressed"] + plan["pending"]

@@ -262,6 +262,8 @@ class Model:
             self._engram_memory,
             drafter,
             self.threads if self.backend.startswith("cpu/") else 0,
+            self.backend,
+            self._matrix,
         )
 
     def session(

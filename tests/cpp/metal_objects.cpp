@@ -215,7 +215,9 @@ void synchronised(MTL::Device* device) {
   const auto run = [&](const char* family, const char* kernel, MTL::Buffer* first) {
     auto library = library_of(device, family);
     auto function = NS::TransferPtr(library->newFunction(text(kernel)));
-    auto pipeline = NS::TransferPtr(device->newComputePipelineState(function.get(), nullptr));
+    NS::Error* error = nullptr;
+    auto pipeline = NS::TransferPtr(device->newComputePipelineState(function.get(), &error));
+    CHECK(pipeline.get() != nullptr);
     MTL::CommandBuffer* commands = queue->commandBuffer();
     MTL::ComputeCommandEncoder* encoder = commands->computeCommandEncoder();
     encoder->setComputePipelineState(pipeline.get());

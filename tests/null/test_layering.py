@@ -176,13 +176,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("session",),
     ("model",),
     ("inspect", "pull", "verify", "bench"),
-    ("macday",),
+    ("device_check",),
     ("cli",),
 )
 RANK = {module: i for i, row in enumerate(LAYERS) for module in row}
 EXT_USERS = frozenset({"model", "session", "prefill", "memory", "weights", "sampling", "checkpoint", "drafter",
                        "kvstore", "engram", "ledger", "bench", "generation", "decode", "verify", "saved",
-                       "macday"})  # fmt: skip
+                       "device_check"})  # fmt: skip
 """Modules that may talk to the extension. Everything else goes through these."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,38 @@ def test_nvidias_compiler_takes_every_kernel(texts: Path, family: str) -> None:
         pytest.skip("no libnvrtc: pip install nvidia-cuda-nvrtc")
     source = (texts / f"{family}.cu").read_text()
     assert compile_text(nvrtc, source, "--gpu-architecture=sm_90") == ""
+
+
+def nvcc() -> str | None:
+    """NVIDIA's offline compiler, of a CUDA toolkit."""
+    found = shutil.which("nvcc")
+    toolkits = sorted(Path("/usr/local").glob("cuda*/bin/nvcc"))
+    return found or (str(toolkits[-1]) if toolkits else None)
+
+
+# nvcc has no -default-device: member functions, which alone carry no annotation, get theirs here.
+MEMBER = re.compile(r"^( +(?:template <[^>]*> )?)(?=[\w:][^;{}()=]* \w+\([^;{}]*\) const \{)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("family", [p.stem for p in FAMILIES])
+def test_nvcc_takes_every_kernel(texts: Path, tmp_path: Path, family: str) -> None:
+    """The text on which NVRTC is tested above, once more with the compiler of the toolkit: about a second a family."""
+    program = nvcc()
+    if program is None:
+        pytest.skip("no nvcc")
+    assert offline(program, (texts / f"{family}.cu").read_text(), tmp_path) == ""
+    if family == FAMILIES[0].stem:
+        assert "nothing" in offline(program, "__global__ void wrong() { metal::nothing(); }\n", tmp_path)
+
+
+def offline(program: str, source: str, folder: Path) -> str:
+    """nvcc's complaints, empty when it made machine code."""
+    text, image = folder / "k.cu", folder / "k.cubin"
+    text.write_text(MEMBER.sub(r"\1__device__ ", source))
+    options = [o for o in OPTIONS if o != "-default-device"]
+    done = subprocess.run([program, "-w", *options, "-arch=sm_90", "-cubin", "-o", image, text],
+                          capture_output=True, text=True, timeout=300, check=False)  # fmt: skip
+    return "" if done.returncode == 0 and image.stat().st_size > 0 else done.stdout + done.stderr + "no machine code"
 
 
 def test_the_compile_test_can_fail(texts: Path) -> None:

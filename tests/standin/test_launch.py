@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 
 from ds4v41 import _ext
+from ds4v41.errors import OptionError
+
+from .both import needs_checked
 
 standin = pytest.importorskip("ds4v41._ext.standin") if hasattr(_ext, "standin") else None
 pytestmark = pytest.mark.skipif(standin is None, reason="this build has no stand-in for Metal (DS4_STANDIN=ON)")
 
 ORDERS = ("forward", "reverse", "shuffled")
-MODES = [(order, checked) for order in ORDERS for checked in (False, True)]
+BUILDS = [False, pytest.param(True, marks=needs_checked)]
+MODES = [
+    pytest.param(order, checked, marks=[needs_checked] if checked else [])
+    for order in ORDERS
+    for checked in (False, True)
+]
 
 
 @pytest.mark.parametrize(("order", "checked"), MODES)
@@ -83,7 +91,7 @@ def test_no_barrier_is_missed() -> None:
     assert {"linear_many", "attend_values", "moe_up_many"} <= seen
 
 
-@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("checked", BUILDS)
 def test_subnormals_are_flushed_as_on_the_cpu(checked: bool) -> None:
     w, x, y = np.zeros((256, 32), np.float32), np.zeros(32, np.float32), np.full(256, 9, np.float32)
     w[:, 0], x[0] = 1e-30, 1e-10  # the product is below the smallest normal
@@ -102,3 +110,15 @@ def test_every_kind_of_half_is_read_exactly() -> None:
     args = np.array([len(codes), 32], np.int32)
     standin.launch("probe_row_f16", (len(codes), 1, 1), (32, 1, 1), {0: args, 1: w, 2: x, 3: y})
     np.testing.assert_array_equal(y, codes.view(np.float16).astype(np.float32))
+
+
+def test_a_build_without_checked_kernels_says_so() -> None:
+    """Nobody who asks for watched accesses gets the fast build instead."""
+    if standin.has_checked:
+        standin.set_options(checked=True)
+        standin.set_options(checked=False)
+        return
+    with pytest.raises(OptionError, match="no checked kernels"):
+        standin.set_options(checked=True)
+    with pytest.raises(OptionError, match="no checked kernels"):
+        standin.launch("right_double", (1, 1, 1), (32, 1, 1), {}, checked=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ds4v41 import Model, _ext
+from ds4v41 import Drafter, Model, _ext
 from ds4v41.errors import Cancelled
-from tests.model.support import MODES, live, prefill_in, same_bits, stepped, tiny, tokens_of
+from tests.model.support import MODES, live, nano, prefill_in, same_bits, stepped, tiny, tokens_of
 
-from .both import ORDERS, STANDIN, needs_standin
+from .both import ORDERS, STANDIN, needs_checked, needs_standin
 
 pytestmark = needs_standin
 
@@ -41,6 +41,7 @@ def test_any_chunking_has_the_bits_of_the_cpu(mode: str, cuts: tuple[int, ...], 
         assert live(session) == oracle.states[N]
 
 
+@needs_checked
 def test_every_access_of_a_run_is_right() -> None:
     """Races within and between dispatches, bounds, memory that nobody wrote: the stand-in watches all of it."""
     oracle = stepped("fp8", SEED, N)
@@ -126,3 +127,38 @@ def test_a_step_waits_once() -> None:
 def test_names(mode: str) -> None:
     assert on_metal(mode).backend == "metal"
     assert on_metal(mode).numerics_id == tiny(mode).numerics_id
+
+
+def test_the_plan_counts_what_the_back_end_keeps() -> None:
+    """Working memory of a device's operations: never more than planned, for chunks, steps and growing depth; and a
+    session that decodes after a long prompt lets go of most of it. Runs are encoded only."""
+    STANDIN.set_options(execute=False)
+    for model in (on_metal("bf16"), on_metal("fp8"), nano(backend="metal")):
+        for context, chunk in ((1, 1), (60, 8), (300, 9), (512, 128)):
+            plan, rows = model.plan(context, retain=0, chunk=chunk)
+            with model.session(context=context, retain=0, chunk=chunk) as session:
+                for n in (1, rows - 1, rows, 1, rows, 3):  # then on, deeper and deeper
+                    n = min(n, session.context - session.position)
+                    if n > 0:
+                        session.prefill([5] * n)
+                        assert 0 < session._ext.working_bytes
+                        assert session._ext.scratch_bytes + session._ext.working_bytes <= plan.scratch
+    with nano(backend="metal").session(context=2048, chunk=512) as session:
+        session.prefill(range(5, 605), logits=None)
+        long = session._ext.working_bytes
+        session.step([5])
+        assert session._ext.working_bytes < long // 4
+
+
+def test_the_plan_counts_what_the_drafters_back_end_keeps() -> None:
+    STANDIN.set_options(execute=False)
+    model = nano(backend="metal")
+    drafter = Drafter.open(None, model)
+    alone, _ = model.plan(300, chunk=64)
+    plan, _ = model.plan(300, chunk=64, drafter=drafter)
+    with model.session(context=300, chunk=64, drafter=drafter) as session:
+        session.prefill([5] * 150)
+        session._ext.draft_start(5, drafter.block_size)
+        session._ext.draft_row(0, 5)
+        assert 0 < session._ext.draft_working_bytes < plan.scratch - alone.scratch
+        assert session._ext.scratch_bytes + session._ext.working_bytes <= alone.scratch

@@ -10,6 +10,8 @@ import pytest
 from ds4v41 import _ext
 from ds4v41.errors import BackendError, OptionError
 
+from .both import CHECKED
+
 pytestmark = pytest.mark.skipif(
     not hasattr(_ext, "standin"), reason="this build has no stand-in for Metal (DS4_STANDIN=ON)"
 )
@@ -20,6 +22,8 @@ N = 64
 
 def run(kernel: str, *, groups: int = 1, order: str = "forward", checked: bool = True,
         buffers: dict[int, Any] | None = None, threadgroup: int = 0) -> None:  # fmt: skip
+    if checked and not CHECKED:
+        pytest.skip("this build has no checked kernels")
     if buffers is None:
         ins = [p for p in standin.signature(kernel)["params"] if p[1].startswith("device")]
         buffers = {p[2]: np.zeros(N, np.uint32) for p in ins}
@@ -162,7 +166,12 @@ BARRIER: dict[str, Any] = {"barrier": None}
 
 @pytest.fixture
 def options() -> Any:
-    yield standin.set_options
+    def set_options(**given: Any) -> None:
+        if given.get("checked") and not CHECKED:
+            pytest.skip("this build has no checked kernels")
+        standin.set_options(**given)
+
+    yield set_options
     standin.set_options(order="forward", checked=False, execute=True)
 
 

@@ -213,7 +213,7 @@ class Session:
 
     def engram_counters(self) -> dict:
         """
-        wait_seconds that layers waited for rows; runs; requests that an expectation had begun early.
+        wait_seconds that layers waited for rows; runs; requests that an expectation had begun early, or the device joined.
         """
 
     def mark(self) -> Mark: ...
@@ -283,6 +283,10 @@ class Session:
 
     @property
     def working_bytes(self) -> int: ...
+
+    @property
+    def draft_working_bytes(self) -> int:
+        """What the operations of the drafter's back end keep."""
 
     def start_ledger(self) -> None:
         """Counts and times every operation from now on."""

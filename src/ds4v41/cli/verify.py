@@ -45,15 +45,15 @@ def _mac_day(args: Namespace) -> int:
         raise UsageError("verify: --mac-day runs checks of its own; it takes --backend, --model, --contexts and --json")
     if args.contexts is not None and args.model is None:
         raise UsageError("verify: --contexts are depths of --model: add it")
-    from .. import macday
+    from .. import device_check
 
     try:
-        contexts = macday.CONTEXTS if args.contexts is None else tuple(int(n) for n in args.contexts.split(","))
+        contexts = device_check.CONTEXTS if args.contexts is None else tuple(int(n) for n in args.contexts.split(","))
     except ValueError:
         raise UsageError(f"verify: --contexts: expected numbers with commas between, found {args.contexts!r}") from None
     backend = "metal" if args.backend == "auto" else args.backend
     say = (lambda line: None) if args.json else (lambda line: print(line, flush=True))
-    report = macday.run(args.mac_day, backend=backend, model=args.model, contexts=contexts, say=say)
+    report = device_check.run(args.mac_day, backend=backend, model=args.model, contexts=contexts, say=say)
     if args.json:
         print_json(report)
     else:

@@ -78,6 +78,9 @@ class Device : public NS::Referencing<Device> {
   Buffer* newBuffer(const void* pointer, NS::UInteger length, ResourceOptions options, std::nullptr_t deallocator);
   Library* newLibrary(const NS::String* source, const CompileOptions* options, NS::Error** error);
   ComputePipelineState* newComputePipelineState(const Function* computeFunction, NS::Error** error);
+  // Apple has overloads with completion handlers, so a plain nullptr in place of the error is ambiguous there.
+  Library* newLibrary(const NS::String* source, const CompileOptions* options, std::nullptr_t) = delete;
+  ComputePipelineState* newComputePipelineState(const Function* computeFunction, std::nullptr_t) = delete;
   SharedEvent* newSharedEvent();
   ResidencySet* newResidencySet(const ResidencySetDescriptor* desc, NS::Error** error);
 };
@@ -139,6 +142,7 @@ class Library : public NS::Referencing<Library> {
  public:
   Function* newFunction(const NS::String* functionName);
   Function* newFunction(const NS::String* name, const FunctionConstantValues* constantValues, NS::Error** error);
+  Function* newFunction(const NS::String* name, const FunctionConstantValues* constantValues, std::nullptr_t) = delete;
   NS::Array* functionNames() const;
 
   explicit Library(int family) : family_(family) {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ds4v41 import BackendError, OptionError, _ext, macday
+from ds4v41 import BackendError, OptionError, _ext, device_check
 from ds4v41.cli import main
 from ds4v41.manifest import read_manifest
 
@@ -31,13 +31,13 @@ def test_a_whole_day(slice_path: Path, tmp_path: Path, capsys: pytest.CaptureFix
         manifest.fixtures[:] = [f for f in manifest.fixtures if f.name == "bf16"]
         return manifest
 
-    verify = macday.Verifier.verify
-    monkeypatch.setattr(macday.Verifier, "verify", lambda self, m, f, trace: verify(self, m, f, trace=False))
+    verify = device_check.Verifier.verify
+    monkeypatch.setattr(device_check.Verifier, "verify", lambda self, m, f, trace: verify(self, m, f, trace=False))
     for name, value in (("_PREFILLED", 9), ("_STEPPED", 2), ("_DRAWN", 12)):
-        monkeypatch.setattr(macday, name, value)
-    monkeypatch.setattr(macday, "read_manifest", short)
-    monkeypatch.setattr(macday, "_MODES", ("bf16",))
-    monkeypatch.setattr(macday, "_prompt", lambda model, n, real=macday._prompt: real(model, n // 16))
+        monkeypatch.setattr(device_check, name, value)
+    monkeypatch.setattr(device_check, "read_manifest", short)
+    monkeypatch.setattr(device_check, "_MODES", ("bf16",))
+    monkeypatch.setattr(device_check, "_prompt", lambda model, n, real=device_check._prompt: real(model, n // 16))
     report = tmp_path / "report.json"
     assert main(["verify", "--mac-day", str(report), "--model", str(slice_path), "--contexts", "64,200"]) == 0
     out = capsys.readouterr().out
@@ -74,14 +74,14 @@ def test_wrong_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         def step(self, ids: Any) -> Any:
             return np.ones((1, 4), np.float32)
 
-    told: Any = macday._different_rows
+    told: Any = device_check._different_rows
     assert told(Wrong(0), Wrong(1e-6)) == "1 of 220 rows, the first at position 7"
     assert told(Wrong(0), Wrong(0)) == ""
 
 
 def test_no_device_no_day(tmp_path: Path) -> None:
     with pytest.raises(BackendError):
-        macday.run(tmp_path / "r.json", backend="cuda")
+        device_check.run(tmp_path / "r.json", backend="cuda")
     assert not (tmp_path / "r.json").exists()
 
 
@@ -95,5 +95,5 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     for wrong in ({"contexts": (64, -5)}, {"model": tmp_path / "none.gguf"}, {"report": tmp_path / "no" / "r.json"}):
         with pytest.raises(OptionError):
-            macday.run(**({"report": report} | wrong))
+            device_check.run(**({"report": report} | wrong))
     assert not report.exists()

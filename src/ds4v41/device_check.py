@@ -1,4 +1,4 @@
-"""What only a real device can show, in one run and one report: `ds4v41 verify --mac-day REPORT.json`.
+"""What only a real device can show, in one run and one report: `ds4v41 verify --mac-day REPORT.json [--backend cuda]`.
 
 Bits first: recorded fixtures with the trace of every operation, logits of the nano model against the CPU, drafted text.
 Then, with a model, time: steps and the ledger at several depths, six rows, prompts, the device beside the CPU in turns.
