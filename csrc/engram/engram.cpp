@@ -208,8 +208,10 @@ void Engram::accept(Request& request, const Span& span, const uint8_t* rows) {
 // mean decides: where one read in twenty comes from the disk, a thread with 16 of them would often wait for it twice.
 ReadPool::Spread Engram::spread() const {
   const auto grain = static_cast<int64_t>(kWorthAThreadUs / mean_read_us_.load(std::memory_order_relaxed));
-  if (grain < kMostGrain) return {std::max<int64_t>(1, grain), options_.threads};
-  return {kMostGrain, std::max(2, static_cast<int>(std::thread::hardware_concurrency()))};
+  const int cores = std::max(2, static_cast<int>(std::thread::hardware_concurrency()));
+  if (grain >= kMostGrain) return {kMostGrain, cores};
+  if (grain <= 1) return {1, options_.threads};
+  return {grain, std::max(cores, options_.threads / static_cast<int>(grain))};  // no more than a step has use for
 }
 
 void Engram::count_read(Request& request, int64_t bytes, int64_t nanoseconds) {
