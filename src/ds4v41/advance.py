@@ -82,12 +82,10 @@ def _restore(
     keep = min(common, at.position)
     pages = [page for page in found.path_to(at.position) if page.end > keep]
     ext.begin_restore(keep)
-    store.load(ext, pages)
-    ext.finish_restore(ids[: at.position])
+    store.restore(ext, ids[: at.position], pages, at.frontier)
     position, again = at.position, 0
     note = f"{at.position - keep:,} tokens restored from the store"
     if at.frontier is not None:
-        store.load_frontier(ext, at.frontier)
         if position == len(ids) and ext.last_logits() is None:
             position -= 1
             again = ext.rewind(position)
