@@ -46,6 +46,8 @@ def reuse(session: Session, ids: NDArray[np.int32]) -> int:
         found = None
         if store is not None and prefixes is not None and at.cost > WORTH_A_LOOK:
             found = store.find(prefixes)
+            if found.pages and found.pages[-1].end > session.context:  # it goes on elsewhere, beyond what fits here
+                found = store.find(prefixes, False)
             at = choose(total, common, cost, found)
         if not at.stored or found is None or prefixes is None:
             return _stay(session, at, total, why)
