@@ -1,8 +1,13 @@
 // State as bytes: rows, frontiers, memory, checksums.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <optional>
+#include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings/session_handle.h"
@@ -31,6 +36,45 @@ Out<uint8_t> export_rows(SessionHandle& h, int64_t begin, int64_t end) {
   return out;
 }
 
+using Page = std::tuple<int64_t, int64_t, int, int64_t, uint64_t, std::optional<Bytes>>;
+using Frontier = std::tuple<int, int64_t, size_t, uint64_t>;
+
+struct History {
+  std::vector<int32_t> tokens;
+  std::vector<NumericClass> classes;
+};
+
+History history_of(const Tokens& tagged) {
+  History out;
+  for (size_t i = 0; i < tagged.size(); ++i) {
+    out.tokens.push_back(tagged.data()[i] & ~kMatrixTag);
+    out.classes.push_back((tagged.data()[i] & kMatrixTag) != 0 ? NumericClass::matrix : NumericClass::canonical);
+  }
+  return out;
+}
+
+std::optional<std::tuple<int64_t, std::string>> read_pages(SessionHandle& h, const std::vector<Page>& pages,
+                                                           const std::optional<Tokens>& tokens,
+                                                           const std::optional<Frontier>& frontier) {
+  const std::optional<BadSource> bad = h.call([&](Session& s, Poll*) {
+    std::vector<PageSource> from;
+    for (const auto& [begin, end, fd, offset, sum, data] : pages) {
+      if (data && (begin < 0 || end < begin || data->size() != s.state().rows_bytes(begin, end)))
+        throw StoreError("[restore] rows of positions " + std::to_string(begin) + " .. " + std::to_string(end) +
+                         " have the wrong length");
+      from.push_back({begin, end, fd, offset, sum, data ? data->data() : nullptr});
+    }
+    History history;
+    if (tokens) history = history_of(*tokens);
+    std::optional<Session::FrontierSource> window;
+    if (frontier && tokens)
+      window = {std::get<0>(*frontier), std::get<1>(*frontier), std::get<2>(*frontier), std::get<3>(*frontier)};
+    return s.read_pages(from, history.tokens, history.classes, window);
+  });
+  if (!bad) return std::nullopt;
+  return std::tuple(bad->number, bad->why);
+}
+
 }  // namespace
 
 void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
@@ -55,23 +99,15 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
              h.call([&](Session& s, Poll*) { return s.state().import_rows(begin, end, data.data(), data.size()), 0; });
            },
            nb::arg("begin"), nb::arg("end"), nb::arg("data"))
-      .def("read_rows",
-           [](SessionHandle& h, int fd, int64_t offset, int64_t begin, int64_t end) {
-             return h.call([&](Session& s, Poll*) { return s.state().read_rows(fd, offset, begin, end); });
-           },
-           nb::arg("fd"), nb::arg("offset"), nb::arg("begin"), nb::arg("end"),
-           "import_rows from an open file; returns the XXH64 of the bytes, which the caller compares.")
+      .def("read_pages", &read_pages, nb::arg("pages"), nb::arg("tokens") = nb::none(), nb::arg("frontier") = nb::none(),
+           "import_rows of pages (begin, end, fd, offset, sum, None) from open files whose rows have that XXH64, or (begin, "
+           "end, -1, 0, 0, rows) from memory; with tokens also finish_restore, and read_frontier of (fd, offset, bytes, "
+           "sum). Returns None, or the number of what is damaged (the frontier counts last) and why.")
       .def("finish_restore",
            [](SessionHandle& h, const Tokens& history) {
-             std::vector<int32_t> tokens(history.data(), history.data() + history.size());
-             std::vector<NumericClass> classes(tokens.size(), NumericClass::canonical);
-             for (size_t i = 0; i < tokens.size(); ++i)
-               if ((tokens[i] & kMatrixTag) != 0) {
-                 tokens[i] &= ~kMatrixTag;
-                 classes[i] = NumericClass::matrix;
-               }
+             const History all = history_of(history);
              h.call([&](Session& s, Poll*) {
-               return s.finish_restore(tokens.data(), classes.data(), static_cast<int64_t>(tokens.size())), 0;
+               return s.finish_restore(all.tokens.data(), all.classes.data(), static_cast<int64_t>(all.tokens.size())), 0;
              });
            },
            nb::arg("history"), "All tokens of the restored state, as `history`; window rows are missing until complete().")
@@ -86,12 +122,6 @@ void bind_kv(nb::module_& m, nb::class_<SessionHandle>& session) {
              h.call([&](Session& s, Poll*) { return s.import_frontier(data.data(), data.size()), 0; });
            },
            nb::arg("data"))
-      .def("read_frontier",
-           [](SessionHandle& h, int fd, int64_t offset, size_t bytes, uint64_t sum) {
-             h.call([&](Session& s, Poll*) { return s.read_frontier(fd, offset, bytes, sum), 0; });
-           },
-           nb::arg("fd"), nb::arg("offset"), nb::arg("bytes"), nb::arg("sum"),
-           "import_frontier from an open file whose XXH64 must be `sum`.")
       .def_prop_ro("own_bytes", with([](Session& s) { return s.state().arena().usage().own; }),
                    "Bytes of cache segments that only this session uses.")
       .def_prop_ro("shared_bytes", with([](Session& s) { return s.state().arena().usage().shared; }),

@@ -1,7 +1,9 @@
 // Rewinding, forking, and frontiers: everything by which a session gets to a state without running all of its tokens.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "engine/session.h"
@@ -304,17 +306,77 @@ void Session::import_frontier(const uint8_t* data, size_t bytes) {
   accept_frontier();
 }
 
-void Session::read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum) {
-  Xxh64 found;
+namespace {
+
+// A file read piece by piece from its beginning, and its sum.
+class Pieces {
+ public:
+  Pieces(int fd, int64_t offset, size_t bytes) : fd_(fd), offset_(offset), left_(bytes), piece_(std::min(kPiece, bytes)) {}
+
+  template <class Put>
+  void read(uint8_t* to, size_t n, Put put) {
+    while (n > 0) {
+      if (at_ == end_) more();
+      const size_t k = std::min(n, end_ - at_);
+      put(to, piece_.data() + at_, k);
+      to += k, n -= k, at_ += k;
+    }
+  }
+  uint64_t sum() const { return sum_.value(); }
+
+ private:
+  static constexpr size_t kPiece = 128 << 10;
+
+  void more() {
+    if (left_ == 0) throw StoreError("[frontier] it has fewer bytes than it says; it is not used");
+    at_ = 0;
+    end_ = std::min(piece_.size(), left_);
+    read_all(fd_, offset_, piece_.data(), end_);
+    sum_.add(piece_.data(), end_);
+    offset_ += static_cast<int64_t>(end_);
+    left_ -= end_;
+  }
+
+  int fd_;
+  int64_t offset_;
+  size_t left_, at_ = 0, end_ = 0;
+  std::vector<uint8_t> piece_;
+  Xxh64 sum_;
+};
+
+}  // namespace
+
+void Session::read_frontier(const FrontierSource& from) {
+  Pieces file(from.fd, from.offset, from.bytes);
   import_frontier(
       [&](uint8_t* to, size_t n) {
-        read_all(fd, offset, to, n);
-        offset += static_cast<int64_t>(n);
-        found.add(to, n);
+        file.read(to, n, [&](uint8_t* a, const uint8_t* b, size_t k) { state_.put(a, b, k); });
       },
-      bytes);
-  if (found.value() != sum) throw StoreError("[frontier] the payload is damaged (checksum); it is not used");
-  accept_frontier();
+      from.bytes);
+  if (file.sum() != from.sum) throw StoreError("[frontier] the payload is damaged (checksum); it is not used");
+}
+
+std::optional<BadSource> Session::read_pages(const std::vector<PageSource>& pages, const std::vector<int32_t>& tokens,
+                                             const std::vector<NumericClass>& classes, const std::optional<FrontierSource>& frontier) {
+  const int64_t keep = state_.position();
+  std::string fault;
+  state_.prepare_pages(pages);
+  if (!tokens.empty()) finish_restore(tokens.data(), classes.data(), static_cast<int64_t>(tokens.size()));
+  const auto bad = state_.read_pages(pages, [&] {
+    if (!frontier) return;
+    try {
+      read_frontier(*frontier);
+    } catch (const StoreError& error) {
+      fault = error.what();
+    }
+  });
+  if (bad) {
+    begin_restore(keep);
+    return bad;
+  }
+  if (!fault.empty()) return BadSource{static_cast<int64_t>(pages.size()), fault};
+  if (frontier) accept_frontier();
+  return std::nullopt;
 }
 
 void Session::accept_frontier() {

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -86,8 +87,17 @@ class Session {
   // rows of the encoder layers only, which is what a long prefill goes on from.
   std::vector<uint8_t> export_frontier(bool encoder);
   void import_frontier(const uint8_t* data, size_t bytes);
-  // The same from an open file; throws StoreError, and leaves the state without window rows, when XXH64 is not `sum`.
-  void read_frontier(int fd, int64_t offset, size_t bytes, uint64_t sum);
+  // Pages in ascending order (from begin_restore or the last read_pages on); with tokens the restore is finished, and
+  // the frontier, if there is one, is read at the same time. Returns what is damaged, counting a frontier after the
+  // pages: after a bad page the session is where begin_restore left it, after a bad frontier it lacks window rows.
+  struct FrontierSource {
+    int fd;
+    int64_t offset;
+    size_t bytes;
+    uint64_t sum;
+  };
+  std::optional<BadSource> read_pages(const std::vector<PageSource>& pages, const std::vector<int32_t>& tokens,
+                                      const std::vector<NumericClass>& classes, const std::optional<FrontierSource>& frontier);
 
   // Null without one, or after drop_drafter(): what a caller does when the drafter failed.
   Drafter* drafter() { return drafter_.get(); }
@@ -133,6 +143,7 @@ class Session {
   void run_layers(const std::vector<LayerRows>& rows, Poll* poll, Trace* trace);
   void keep_final(int64_t n);
   void import_frontier(const State::Reader& read, size_t bytes);
+  void read_frontier(const FrontierSource& from);
   void accept_frontier();
   int frontier_layers(bool encoder) const { return encoder ? encoder_layers(model_->shape) : model_->shape.n_layers; }
   size_t final_floats() const;

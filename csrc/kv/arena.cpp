@@ -74,6 +74,7 @@ namespace {
 }
 
 constexpr size_t kLargePage = size_t{2} << 20;
+constexpr size_t kPutBytes = 4096;  // for less, a system call saves nothing
 
 void map_over(uint8_t* at, size_t bytes, int fd, size_t offset) {
   void* p = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(offset));
@@ -205,36 +206,64 @@ size_t Arena::free_layer(size_t k) {
 void Arena::copy_segment(size_t k) {
   const size_t to = free_layer(k), n = length(k), offset = k * kSegment;
   uint8_t* at = base_ + offset;
-  for (size_t done = 0; done < n;) {
-    const ssize_t w = pwrite(layers_[to]->fd, at + done, n - done, static_cast<off_t>(offset + done));
-    if (w <= 0) throw MemoryPlanError("[state] no memory for a copy of " + std::to_string(n) + " bytes that a fork shares");
-    done += static_cast<size_t>(w);
-  }
+  if (!fill(layers_[to]->fd, offset, at, n))
+    throw MemoryPlanError("[state] no memory for a copy of " + std::to_string(n) + " bytes that a fork shares");
   map_over(at, n, layers_[to]->fd, offset);
   layers_[to]->users[k].store(1, std::memory_order_relaxed);
   release(k);
   owner_[k] = static_cast<uint16_t>(to + 1);
 }
 
-void Arena::take_large_pages(const void* p, size_t n) {
+void Arena::plan_large_pages(const void* p, size_t n, std::vector<LargePages>* out) const {
 #ifdef __linux__
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1
   constexpr size_t kPer = kLargePage / kSegment;
   if (!shares_ || !first_is_mine_) return;
   const size_t begin = static_cast<size_t>(static_cast<const uint8_t*>(p) - base_), end = begin + n;
   for (size_t b = begin / kLargePage; b * kLargePage < end; ++b) {
     const size_t at = b * kLargePage;
     const size_t covered = std::min(end, at + kLargePage) - std::max(begin, at);
-    if (covered < kLargePage / 4 || at + kLargePage > bytes_) continue;
+    if (covered < kLargePage / 8 || at + kLargePage > bytes_) continue;  // 4 KiB at a time, an eighth takes longer
     bool untouched = true;
     for (size_t k = b * kPer; k < (b + 1) * kPer; ++k) untouched = untouched && owner_[k] == 0;
     if (!untouched) continue;
-    base_[at] = 0;  // one page must be there
-    if (madvise(base_ + at, kLargePage, kCollapse) != 0) return;
+    static_cast<volatile uint8_t*>(base_)[at] = 0;  // one page must be there
+    if (!out->empty() && out->back().at + out->back().bytes == at)
+      out->back().bytes += kLargePage;
+    else if (out->empty() || out->back().at + out->back().bytes <= at)
+      out->push_back({at, kLargePage});
   }
 #else
-  (void)p, (void)n;
+  (void)p, (void)n, (void)out;
 #endif
+}
+
+void Arena::take(const LargePages& pages) {
+#ifdef __linux__
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1
+  (void)madvise(base_ + pages.at, pages.bytes, kCollapse);  // where it is refused, pages come one at a time
+#else
+  (void)pages;
+#endif
+}
+
+void Arena::put(uint8_t* to, const uint8_t* from, size_t n) {
+  if (!shares_ || to < base_ || to >= base_ + bytes_) {
+    std::memcpy(to, from, n);
+    return;
+  }
+  while (n > 0) {
+    const size_t at = static_cast<size_t>(to - base_), k = at / kSegment;
+    size_t end = k + 1;
+    while (end * kSegment < at + n && owner_[end] == owner_[k]) ++end;
+    const size_t bytes = std::min(n, end * kSegment - at);
+#ifdef __linux__
+    const bool done = bytes >= kPutBytes && owner_[k] != 0 && fill(layers_[owner_[k] - 1]->fd, at, from, bytes);
+#else
+    const bool done = false;
+#endif
+    if (!done) std::memcpy(to, from, bytes);
+    to += bytes, from += bytes, n -= bytes;
+  }
 }
 
 Arena::Usage Arena::usage() const {

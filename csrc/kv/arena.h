@@ -35,8 +35,16 @@ class Arena {
   // Must be called before bytes from p on are written: gives this arena its own copy of segments that others use.
   void own(const void* p, size_t n);
 
-  // Before much is written at once: takes large pages for the untouched part of a range, where the system has them.
-  void take_large_pages(const void* p, size_t n);
+  // Before much is written at once: large pages for the untouched part of a range, where the system has them. First
+  // what there is to take, in ascending order and before own(); then take().
+  struct LargePages {
+    size_t at, bytes;
+  };
+  void plan_large_pages(const void* p, size_t n, std::vector<LargePages>* out) const;
+  void take(const LargePages& pages);
+
+  // memcpy(to, from, n) to memory that is this arena's own, or to any other: without a fault for each fresh page.
+  void put(uint8_t* to, const uint8_t* from, size_t n);
 
   struct Usage {
     size_t own = 0;     // bytes of segments that only this arena uses

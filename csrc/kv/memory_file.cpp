@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdint>
+#include <cstring>
 #include <string>
 
 namespace ds4 {
@@ -23,6 +25,23 @@ int memory_file(size_t bytes) {
     return -1;
   }
   return fd;
+}
+
+bool fill(int fd, size_t offset, const void* from, size_t bytes) {
+#ifdef __linux__
+  const auto* p = static_cast<const uint8_t*>(from);
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t w = pwrite(fd, p + done, bytes - done, static_cast<off_t>(offset + done));
+    if (w <= 0) return false;
+    done += static_cast<size_t>(w);
+  }
+#else  // shared memory objects cannot be written to there, only mapped
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
+  if (p == MAP_FAILED) return false;
+  std::memcpy(p, from, bytes);
+  munmap(p, bytes);
+#endif
+  return true;
 }
 
 void punch(int fd, size_t offset, size_t bytes) {

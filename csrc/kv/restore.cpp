@@ -1,14 +1,10 @@
 // Rows and windows of a state as bytes, and states put together from them.
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <string>
 
 #include "base/error.h"
 #include "kv/state.h"
-#include "kv/xxh64.h"
 
 namespace ds4 {
 
@@ -67,11 +63,17 @@ void State::begin_restore(int64_t keep) {
   keep_nothing(keep);
   pending_low_ = keep;
   imported_ = keep;
+  large_.clear();
 }
 
 void State::expect_rows(int64_t end) {
   if (end > imported_ && end <= context_)
-    for (const Section& s : sections(imported_, end)) arena_.take_large_pages(s.data, s.bytes);
+    for (const Section& s : sections(imported_, end)) arena_.plan_large_pages(s.data, s.bytes, &large_);
+}
+
+void State::take_large_pages() {
+  for (const Arena::LargePages& pages : large_) arena_.take(pages);
+  large_.clear();
 }
 
 std::vector<Section> State::import_target(int64_t begin, int64_t end) {
@@ -85,6 +87,7 @@ std::vector<Section> State::import_target(int64_t begin, int64_t end) {
 }
 
 void State::import_rows(int64_t begin, int64_t end, const uint8_t* data, size_t bytes) {
+  take_large_pages();
   const auto target = import_target(begin, end);
   if (bytes != rows_bytes(begin, end))
     throw StoreError("[restore] rows of positions " + std::to_string(begin) + " .. " + std::to_string(end) + " take " +
@@ -94,28 +97,6 @@ void State::import_rows(int64_t begin, int64_t end, const uint8_t* data, size_t 
     data += s.bytes;
   }
   imported_ = std::max(imported_, end);
-}
-
-void read_all(int fd, int64_t offset, uint8_t* to, size_t bytes) {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t got = pread(fd, to + done, bytes - done, static_cast<off_t>(offset + static_cast<int64_t>(done)));
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0)
-      throw StoreError("[restore] the file ends at offset " + std::to_string(offset + static_cast<int64_t>(done)) + ", " +
-                       std::to_string(bytes - done) + " bytes early");
-    done += static_cast<size_t>(got);
-  }
-}
-
-uint64_t State::read_rows(int fd, int64_t offset, int64_t begin, int64_t end) {
-  Xxh64 sum;
-  for (const Section& s : import_target(begin, end)) {
-    read_all(fd, offset, s.data, s.bytes);
-    offset += static_cast<int64_t>(s.bytes);
-    sum.add(s.data, s.bytes);
-  }
-  imported_ = std::max(imported_, end);
-  return sum.value();
 }
 
 void State::finish_restore(const int32_t* tokens, const NumericClass* classes, int64_t n) {

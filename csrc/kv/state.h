@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "engine/backend.h"
@@ -35,6 +37,21 @@ struct Mark {
 struct Section {
   uint8_t* data;
   size_t bytes;
+};
+
+// Where the rows of positions begin .. end - 1 are: in an open file from `offset` on, or in memory when `data` is set.
+struct PageSource {
+  int64_t begin, end;
+  int fd;
+  int64_t offset;
+  uint64_t sum;  // the XXH64 that a file's must have
+  const uint8_t* data;
+};
+
+// What could not be used, by its number, and why.
+struct BadSource {
+  int64_t number;
+  std::string why;
 };
 
 // Reads exactly so many bytes of a file. Throws StoreError when it ends early.
@@ -107,8 +124,11 @@ class State {
   // Says how far rows will come, so that memory is taken at once.
   void expect_rows(int64_t end);
   void import_rows(int64_t begin, int64_t end, const uint8_t* data, size_t bytes);
-  // The same from an open file; returns the XXH64 of what was read. Throws StoreError when the file ends early.
-  uint64_t read_rows(int fd, int64_t offset, int64_t begin, int64_t end);
+  // The same for several pages on several threads, while `beside` runs on the calling one. Returns the first page
+  // that is damaged or ends early; rows of other pages may be there then.
+  // prepare_pages makes their memory this state's own, so `beside` may write to other parts of it.
+  void prepare_pages(const std::vector<PageSource>& pages);
+  std::optional<BadSource> read_pages(const std::vector<PageSource>& pages, const std::function<void()>& beside);
   void finish_restore(const int32_t* tokens, const NumericClass* classes, int64_t n);
   // Window rows of the first n_layers in front of position(), the open pair's rows. Layout: window_bytes().
   size_t window_bytes(int64_t position, int n_layers) const;
@@ -117,6 +137,8 @@ class State {
   using Reader = std::function<void(uint8_t* to, size_t bytes)>;
   void import_window(const Reader& read, int n_layers);
   void window_complete(int n_layers);
+  // For such a Reader: memcpy to memory of this state, or to any other.
+  void put(uint8_t* to, const uint8_t* from, size_t n) { arena_.put(to, from, n); }
 
   const Arena& arena() const { return arena_; }
   const Shape& shape() const { return shape_; }
@@ -152,6 +174,7 @@ class State {
   void save_window(Mark& mark) const;
   void own_ring(const RowRing& ring, int64_t first, int64_t n);
   std::vector<Section> import_target(int64_t begin, int64_t end);
+  void take_large_pages();
   void forget_marks_above(int64_t position);
   void keep_tokens(int64_t n);
 
@@ -167,6 +190,7 @@ class State {
   int64_t pending_low_ = 0;  // unpooled rows below this position are gone
   int64_t pending_before_ = 0;
   int64_t imported_ = 0;     // a restore in progress has rows of this many tokens
+  std::vector<Arena::LargePages> large_;  // that it will take
   std::vector<std::weak_ptr<Mark>> marks_;
 };
 

@@ -7,6 +7,9 @@
 
 namespace ds4 {
 
+// Takes n stripes of 32 bytes into the four sums: nearly all of the work.
+void xxh64_stripes(uint64_t* sums, const uint8_t* data, size_t n);
+
 class Xxh64 {
  public:
   explicit Xxh64(uint64_t seed = 0) : seed_(seed), v_{seed + kP1 + kP2, seed + kP2, seed, seed - kP1} {}
@@ -21,13 +24,19 @@ class Xxh64 {
       p += take;
       n -= take;
       if (held_ < 32) return;
-      stripe(hold_);
+      xxh64_stripes(v_, hold_, 1);
       held_ = 0;
     }
-    for (; n >= 32; p += 32, n -= 32) stripe(p);
+    const size_t whole = n / 32;
+    xxh64_stripes(v_, p, whole);
+    p += 32 * whole;
+    n -= 32 * whole;
     std::memcpy(hold_, p, n);
     held_ = n;
   }
+
+  static constexpr uint64_t kP1 = 0x9E3779B185EBCA87u, kP2 = 0xC2B2AE3D27D4EB4Fu, kP3 = 0x165667B19E3779F9u,
+                            kP4 = 0x85EBCA77C2B2AE63u, kP5 = 0x27D4EB2F165667C5u;
 
   uint64_t value() const {
     uint64_t h = seed_ + kP5;
@@ -49,9 +58,6 @@ class Xxh64 {
   }
 
  private:
-  static constexpr uint64_t kP1 = 0x9E3779B185EBCA87u, kP2 = 0xC2B2AE3D27D4EB4Fu, kP3 = 0x165667B19E3779F9u,
-                            kP4 = 0x85EBCA77C2B2AE63u, kP5 = 0x27D4EB2F165667C5u;
-
   static uint64_t rotl(uint64_t x, int r) { return (x << r) | (x >> (64 - r)); }
   static uint64_t round(uint64_t acc, uint64_t word) { return rotl(acc + word * kP2, 31) * kP1; }
   template <class T>
@@ -59,9 +65,6 @@ class Xxh64 {
     T x;
     std::memcpy(&x, p, sizeof(T));
     return x;
-  }
-  void stripe(const uint8_t* p) {
-    for (int i = 0; i < 4; ++i) v_[i] = round(v_[i], load<uint64_t>(p + 8 * i));
   }
 
   uint64_t seed_, v_[4];

@@ -49,6 +49,8 @@ def reuse(session: Session, ids: NDArray[np.int32]) -> int:
         found = None
         if store is not None and prefixes is not None and at.cost > WORTH_A_LOOK:
             found = store.find(prefixes)
+            if found.pages and found.pages[-1].end > session.context:  # it goes on elsewhere, beyond what fits here
+                found = store.find(prefixes, False)
             at = choose(total, common, cost, found)
         if not at.stored or found is None or prefixes is None:
             return _stay(session, at, total, why)
@@ -85,12 +87,10 @@ def _restore(
     keep = min(common, at.position)
     pages = [page for page in found.path_to(at.position) if page.end > keep]
     ext.begin_restore(keep)
-    store.load(ext, pages)
-    ext.finish_restore(prefixes.tokens[: at.position])
+    store.restore(ext, prefixes.tokens[: at.position], pages, at.frontier)
     position, again = at.position, 0
     note = f"{at.position - keep:,} tokens restored from the store"
     if at.frontier is not None:
-        store.load_frontier(ext, at.frontier)
         if position == len(ids) and ext.last_logits() is None:
             position -= 1
             again = ext.rewind(position)

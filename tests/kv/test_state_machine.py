@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -175,4 +176,5 @@ class Machine(RuleBasedStateMachine):
 
 
 TestE3 = Machine.TestCase
-TestE3.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+EXAMPLES, STEPS = (int(os.environ.get(f"DS4V41_E3_{name}", n)) for name, n in (("EXAMPLES", "20"), ("STEPS", "30")))
+TestE3.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None)

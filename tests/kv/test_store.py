@@ -274,3 +274,14 @@ def test_a_vanished_page_is_a_miss_not_an_error(store: KVStore) -> None:
     store._files.remove(pages[-1].id, PAGE)
     stats = advance(session(store=store), ids)
     assert 0 < stats.reused < 2500 and "could not be used" in stats.why
+
+
+def test_a_page_that_goes_on_beyond_the_context_is_no_error(store: KVStore) -> None:
+    """A prompt shares the first part of a stored page whose end does not fit into this session."""
+    ids = tokens(4000)
+    advance(session(store=store, chunk=512), ids)
+    prompt = np.concatenate([ids[:2600], tokens(10, 9)])
+    s = session(store=store, chunk=512, context=2700)
+    row = s.advance_to(prompt)
+    np.testing.assert_array_equal(row, reference().after(prompt)[0])
+    assert s.stats.restored == 2048

@@ -390,9 +390,9 @@ class Session:
 
     def import_rows(self, begin: int, end: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
 
-    def read_rows(self, fd: int, offset: int, begin: int, end: int) -> int:
+    def read_pages(self, pages: Sequence[tuple[int, int, int, int, int, Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None]], tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, frontier: tuple[int, int, int, int] | None = None) -> tuple[int, str] | None:
         """
-        import_rows from an open file; returns the XXH64 of the bytes, which the caller compares.
+        import_rows of pages (begin, end, fd, offset, sum, None) from open files whose rows have that XXH64, or (begin, end, -1, 0, 0, rows) from memory; with tokens also finish_restore, and read_frontier of (fd, offset, bytes, sum). Returns None, or the number of what is damaged (the frontier counts last) and why.
         """
 
     def finish_restore(self, history: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
@@ -406,9 +406,6 @@ class Session:
         """
 
     def import_frontier(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
-
-    def read_frontier(self, fd: int, offset: int, bytes: int, sum: int) -> None:
-        """import_frontier from an open file whose XXH64 must be `sum`."""
 
     @property
     def own_bytes(self) -> int:

@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from .format import HEADER_BYTES, PAGE, Header, checksum
+from .format import ENCODER, FULL, HEADER_BYTES, PAGE, Header, checksum
 
 DISK_BLOCK = 4096
 HOST = socket.gethostname()
+_ENDINGS = {PAGE: ".page", FULL: ".frontier", ENCODER: ".frontier"}
 
 
 def disk_bytes(n: int) -> int:
@@ -33,6 +34,7 @@ class Files:
         self.folder = folder
         self.objects = folder / "objects"
         self.tmp = folder / "tmp"
+        self._prefix = f"{self.objects}{os.sep}"
         self.written = 0
 
     def create(self) -> None:
@@ -54,7 +56,7 @@ class Files:
 
     def path(self, name: bytes, kind: int) -> Path:
         """Where an object is."""
-        return self.objects / (name.hex() + (".page" if kind == PAGE else ".frontier"))
+        return self.objects / (name.hex() + _ENDINGS[kind])
 
     def folder_bytes(self) -> int:
         """What the folders themselves take on disk."""
@@ -94,10 +96,10 @@ class Files:
 
     def open(self, name: bytes, kind: int) -> tuple[int, Header]:
         """(descriptor, header) of an object whose length and header are right; the caller closes the descriptor."""
-        path = self.path(name, kind)
+        path = f"{self._prefix}{name.hex()}{_ENDINGS[kind]}"
         fd = open_regular(path)
         try:
-            header = Header.unpack(os.pread(fd, HEADER_BYTES, 0), str(path))
+            header = Header.unpack(os.pread(fd, HEADER_BYTES, 0), path)
             size = os.fstat(fd).st_size
             if header.id != name or header.kind != kind:
                 raise StoreError(f"{path}: the content belongs to another name")
@@ -150,7 +152,7 @@ class Files:
                     yield Path(entry.path)
 
 
-def open_regular(path: Path) -> int:
+def open_regular(path: Path | str) -> int:
     """A descriptor to read a file with; StoreError for a pipe or a device, which might never answer."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat_module.S_ISREG(os.fstat(fd).st_mode):

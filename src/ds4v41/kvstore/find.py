@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,10 @@ from .policy import Item
 
 MAX_LOOKS = 16
 """Pages whose tokens are read to find a partly matching one."""
+
+
+BLOCKS_AT_ONCE = 32
+"""Blocks that the index is asked for together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,12 @@ class Found:
 
 
 def find(
-    of_block: Callable[[bytes, bytes], list[Item]],
+    of_blocks: Callable[[Sequence[bytes], bytes], dict[bytes, list[Item]]],
     read_tokens: Callable[[bytes], NDArray[np.int32]],
     prefixes: Prefixes,
     partial: bool = True,
 ) -> Found:
-    """Look along the prefixes. of_block(block, root): objects that end in that block, as `Index.of_block`.
+    """Look along the prefixes. of_blocks(blocks, root): objects that end in those blocks, as `Index.of_blocks`.
 
     partial: also use the first part of a page that goes another way further on."""
     reach: dict[int, Item | None] = {0: None}  # position -> page that ends there
@@ -52,11 +56,15 @@ def find(
     total = len(prefixes)
     deepest, block = 0, 0
     last_items: list[Item] = []
+    known: dict[bytes, list[Item]] = {}
     while block * BLOCK < total:
         start = block * BLOCK
         if start not in reach:
             break
-        items = of_block(prefixes.start(block), prefixes.root)
+        if prefixes.start(block) not in known:
+            ahead = range(block, min(block + BLOCKS_AT_ONCE, -(-total // BLOCK)))
+            known = of_blocks([prefixes.start(b) for b in ahead], prefixes.root)
+        items = known[prefixes.start(block)]
         for item in sorted(items, key=lambda i: (i.end, i.begin)):
             if item.end > total or prefixes.node(item.end) != item.node:
                 continue

@@ -50,7 +50,7 @@ class Prefixes:
     def __init__(self, root: bytes, tokens: NDArray[np.int32]) -> None:
         self.tokens = np.ascontiguousarray(tokens, dtype="<i4")
         self._starts = [root]
-        self._names: dict[int, bytes] = {0: root}
+        self._names: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -69,6 +69,8 @@ class Prefixes:
 
     def node(self, position: int) -> bytes:
         """The name of the first `position` tokens."""
+        if position % BLOCK == 0:
+            return self.start(position // BLOCK)
         if position not in self._names:
             block = (position - 1) // BLOCK
             self._names[position] = _name(self.start(block), self.tokens[block * BLOCK : position])

@@ -92,11 +92,16 @@ class Index:
 
     # ---- what there is -----------------------------------------------------------------------------------------
 
-    def of_block(self, block: bytes, root: bytes) -> list[Item]:
-        """Objects that end in the block in front of which this prefix lies."""
+    def of_blocks(self, blocks: Sequence[bytes], root: bytes) -> dict[bytes, list[Item]]:
+        """Objects that end in blocks in front of which these prefixes lie."""
+        marks = ",".join("?" * len(blocks))
         with self.reading() as db:
-            rows = db.execute(f"SELECT {_ITEM} FROM objects WHERE block=? AND root=?", (block, root)).fetchall()
-        return [Item(*row) for row in rows]
+            query = f"SELECT block, {_ITEM} FROM objects WHERE block IN ({marks}) AND root=?"
+            rows = db.execute(query, (*blocks, root)).fetchall()
+        out: dict[bytes, list[Item]] = {block: [] for block in blocks}
+        for block, *row in rows:
+            out[block].append(Item(*row))
+        return out
 
     def items(self) -> list[Item]:
         """Every object."""

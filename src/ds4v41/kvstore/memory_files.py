@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from .format import PAGE, Header
+from .format import Header
 
 Stored = tuple[Header, NDArray[np.int32], NDArray[np.uint8]]
 
@@ -66,10 +66,9 @@ class MemoryFiles:
         """The payload of an object."""
         return self.get(name)[2]
 
-    def rows(self, name: bytes) -> tuple[Header, NDArray[np.uint8]]:
-        """Header and payload of a page."""
+    def both(self, name: bytes) -> tuple[Header, NDArray[np.uint8]]:
+        """Header and payload of an object."""
         header, _, payload = self.get(name)
-        assert header.kind == PAGE
         return header, payload
 
     def remove(self, name: bytes, kind: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..checks import path_of
 from ..errors import OptionError, StoreError, shown
 from ..machine import human
-from .files import HOST, Files, closing_fd, disk_bytes
+from .files import HOST, Files, disk_bytes
 from .find import Found, find
 from .format import BLOCK, ENCODER, FULL, KIND_NAMES, PAGE, Header, Prefixes, checksum
 from .index import Index, Use
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ds4v41.kvstore")
 RESCAN_PUTS = 64
 USES_AT_ONCE = 64
+FILES_AT_ONCE = 64
+"""Files that a restore has open together."""
 FRESH = 2.0
 """Score of what has just been put."""
 MARGIN = 256 << 10
@@ -127,75 +129,87 @@ class KVStore:
         if above is None:
             return self._find_here(prefixes, partial)
 
-        def of_block(block: bytes, root: bytes) -> list[Item]:
-            items = {item.id: item for item in self._index.of_block(block, root)}
-            return list((items | {item.id: item for item in above._index.of_block(block, root)}).values())
+        def of_blocks(blocks: Sequence[bytes], root: bytes) -> dict[bytes, list[Item]]:
+            here, there = self._index.of_blocks(blocks, root), above._index.of_blocks(blocks, root)
+            return {b: list({item.id: item for item in (*here[b], *there[b])}.values()) for b in blocks}
 
-        return find(of_block, lambda name: self._holder(name)._files.tokens(name), prefixes, partial)
+        return find(of_blocks, lambda name: self._holder(name)._files.tokens(name), prefixes, partial)
 
     def _find_here(self, prefixes: Prefixes, partial: bool) -> Found:
-        return find(self._index.of_block, self._files.tokens, prefixes, partial)
+        return find(self._index.of_blocks, self._files.tokens, prefixes, partial)
 
     def _holder(self, name: bytes) -> KVStore:
         """The tree that an object is taken from."""
         return self if self._above is None or not self._above._index.has([name]) else self._above
 
-    def load(self, session: _ext.Session, pages: Sequence[Item]) -> None:
-        """Put the rows of pages into a session that is being restored. Raises StoreError at the first page that is
-        damaged or gone, after dropping it."""
+    def restore(
+        self, session: _ext.Session, tokens: NDArray[np.int32], pages: Sequence[Item], frontier: Item | None = None
+    ) -> None:
+        """Finish a restore that has begun: the rows of pages that follow each other, the tokens, and perhaps the window
+        rows of a frontier at the end. Raises StoreError for an object that is damaged or gone, after dropping it."""
         if pages:
             session.expect_rows(pages[-1].end)
-        for page in pages:
-            holder = self._holder(page.id)
-            with holder._dropping(page):
-                if isinstance(holder._files, MemoryFiles):
-                    header, payload = holder._files.rows(page.id)
-                    session.import_rows(header.begin, header.end, payload)
-                else:
-                    self._read(holder._files, session, page)
+        for at in range(0, len(pages) - FILES_AT_ONCE, FILES_AT_ONCE):
+            self._read(session, pages[at : at + FILES_AT_ONCE], None, None)
+        self._read(session, pages[(len(pages) - 1) // FILES_AT_ONCE * FILES_AT_ONCE :], tokens, frontier)
         if pages:
             self._restored += pages[-1].end - pages[0].begin
 
-    @staticmethod
-    def _read(files: Files, session: _ext.Session, page: Item) -> None:
-        fd, header = files.open(page.id, PAGE)
-        with closing_fd(fd):
-            if header.payload_bytes != session.rows_bytes(header.begin, header.end):
-                raise StoreError(f"{header.source}: the rows have another size than this model's")
-            if session.read_rows(fd, header.payload_offset, header.begin, header.end) != header.payload_sum:
-                raise StoreError(f"{header.source}: the payload is damaged (checksum)")
-
-    def load_frontier(self, session: _ext.Session, frontier: Item) -> None:
-        """Put window rows into a session at the frontier's position. Raises StoreError as `load`."""
-        holder = self._holder(frontier.id)
-        with holder._dropping(frontier):
-            if isinstance(holder._files, MemoryFiles):
-                session.import_frontier(holder._files.payload(frontier.id, frontier.kind))
-                return
-            fd, header = holder._files.open(frontier.id, frontier.kind)
-            with closing_fd(fd):
-                try:
-                    session.read_frontier(fd, header.payload_offset, header.payload_bytes, header.payload_sum)
-                except StoreError as error:
-                    raise StoreError(f"{header.source}: {error}") from None
-
-    @contextlib.contextmanager
-    def _dropping(self, item: Item) -> Iterator[None]:
-        """What is damaged is deleted and named, never used."""
+    def _read(
+        self, session: _ext.Session, pages: Sequence[Item], tokens: NDArray[np.int32] | None, frontier: Item | None
+    ) -> None:
+        """Some pages, all on the way at once; with tokens the last of them."""
+        items = [*pages, frontier] if frontier else pages
+        open_files: list[int] = []
+        sources: list[tuple[int, int, int, int, int, NDArray[np.uint8] | None]] = []
+        window, in_memory, names = None, None, []
+        item = None
         try:
-            yield
+            for item in items:
+                files = self._holder(item.id)._files
+                if isinstance(files, MemoryFiles):
+                    header, data = files.both(item.id)
+                    fd = -1
+                else:
+                    fd, header = files.open(item.id, item.kind)
+                    open_files.append(fd)
+                    data = None
+                names.append(header.source)
+                if item is frontier:
+                    window, in_memory = (fd, header.payload_offset, header.payload_bytes, header.payload_sum), data
+                elif header.payload_bytes != session.rows_bytes(header.begin, header.end):
+                    raise StoreError(f"{header.source}: the rows have another size than this model's")
+                else:
+                    sources.append(
+                        (header.begin, header.end, fd, header.payload_offset, header.payload_sum, data)
+                    )
+            bad = session.read_pages(sources, tokens, None if in_memory is not None else window)
+            if bad is not None:
+                item = items[bad[0]]
+                raise StoreError(f"{names[bad[0]]}: {bad[1]}")
+            if in_memory is not None:
+                session.import_frontier(in_memory)
         except (StoreError, OSError) as error:
-            if not isinstance(error, (StoreError, FileNotFoundError)):
-                raise StoreError(f"{error}: the store cannot be read now") from error
-            with contextlib.suppress(OSError, sqlite3.Error):
-                self._index.delete([item.id])
-                if not self._no_writes:
-                    self._unlink([item])
-            if not isinstance(error, FileNotFoundError):
-                text = f"{KIND_NAMES[item.kind]} of positions {item.begin:,} to {item.end:,}: {error}"
-                self._damaged.append(text)
-                log.warning("dropped a damaged %s", text)
-            raise StoreError(str(error)) from error
+            if item is None:
+                raise
+            self._holder(item.id)._drop(item, error)
+        finally:
+            for fd in open_files:
+                os.close(fd)
+
+    def _drop(self, item: Item, error: Exception) -> NoReturn:
+        """What is damaged is deleted and named, never used."""
+        if not isinstance(error, (StoreError, FileNotFoundError)):
+            raise StoreError(f"{error}: the store cannot be read now") from error
+        with contextlib.suppress(OSError, sqlite3.Error):
+            self._index.delete([item.id])
+            if not self._no_writes:
+                self._unlink([item])
+        if not isinstance(error, FileNotFoundError):
+            text = f"{KIND_NAMES[item.kind]} of positions {item.begin:,} to {item.end:,}: {error}"
+            self._damaged.append(text)
+            log.warning("dropped a damaged %s", text)
+        raise StoreError(str(error)) from error
 
     def touch(self, items: Sequence[Item], gain: float = 1.0, factor: float = 1.0, least: float = FRESH) -> None:
         """These were useful: they stay longer. Written down with the next put, or when some have come together."""
