@@ -175,6 +175,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("inspect", "pull", "verify", "bench"),
     ("macday",),
     ("cli",),
+    ("__main__",),
 )
 RANK = {module: i for i, row in enumerate(LAYERS) for module in row}
 EXT_USERS = frozenset({"model", "session", "prefill", "memory", "weights", "sampling", "checkpoint", "drafter",
