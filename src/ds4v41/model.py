@@ -84,7 +84,7 @@ class Model:
         engram_cache: bytes for rows that are read often, a number or text such as "2 GiB"; None takes a 64th of the
             free memory, at most 4 GiB and an eighth of the tables; 0 has none. Neither this nor any other Engram option
             changes a result.
-        engram_threads: most reads at the same time; None takes up to 32.
+        engram_threads: most reads at the same time, half of them for steps alone; None takes up to 64.
         engram_direct: read around the system's page cache, so that rows do not push weights out of it.
         check: read all weights now and refuse NaN and infinity, naming the tensor.
         progress: called with (bytes done, bytes in all) while checking.
@@ -280,7 +280,7 @@ class Model:
                 raise OptionError(f"drafter: expected a Drafter (see Drafter.open) or None, found {drafter!r}")
             drafter.check_for(self)
         if store is not None and not isinstance(store, KVStore):
-            raise OptionError(f"store: expected a KVStore or None, found {store!r}")
+            raise OptionError(f"store: expected a KVStore, such as KVStore(folder), or None, found {store!r}")
         if decoder not in ("cone", "all"):
             raise OptionError(f'decoder: expected "cone" or "all", found {decoder!r}')
         plan, rows = self.plan(context, drafter=drafter, retain=retain, chunk=chunk)

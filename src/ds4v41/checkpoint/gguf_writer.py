@@ -100,7 +100,8 @@ class CompleteFile:
             raise CheckpointError(f"{self.path}: this is a folder; give the name of a file")
         if not self._overwrite and os.path.lexists(self.path):
             raise CheckpointError(
-                f"{self.path}: this file exists already: remove it, give another name, or allow overwrite=True"
+                f"{self.path}: this file exists already: remove it, give another name, or allow it to be replaced "
+                "(overwrite=True; on the command line --overwrite)"
             )
 
     def _lock(self) -> None:
