@@ -1,3 +1,7 @@
+#ifdef __linux__
+#include <malloc.h>
+#endif
+
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <nanobind/stl/optional.h>
@@ -237,6 +241,14 @@ void bind_model(nb::module_& m) {
       "command buffers, waits; and (dispatches, levels that they opened) by kernel.");
 #endif
   m.def("matrix_missing", &cpu::matrix_missing, nb::arg("isa"), "Why this instruction set has no fast matrix class here; empty when it has.");
+  m.def(
+      "give_back_memory",
+      [] {
+#ifdef __GLIBC__
+        malloc_trim(0);
+#endif
+      },
+      nb::call_guard<nb::gil_scoped_release>(), "Returns pages of freed small objects to the system, where the allocator keeps them.");
   m.def("cpu_isas", &cpu::available_isas, "Instruction sets of this build that this machine has, best first.");
   m.def(
       "memory_plan",

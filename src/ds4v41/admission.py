@@ -97,9 +97,14 @@ class DrafterStats:
         rate = "" if self.tokens_per_cycle is None else f" ({self.tokens_per_cycle:.2f} tokens each)"
         sign = "won" if self.net_ms <= 0 else "lost"
         return (
-            f"{self.cycles} cycles{rate}, {self.accepted} of {self.drafted} drafts accepted, {self.declines} declined, "
-            f"{self.back_offs} back-offs, {abs(self.net_ms):.0f} ms {sign} against serial"
+            f"{_counted(self.cycles, 'cycle')}{rate}, {self.accepted} of {self.drafted} drafts accepted, "
+            f"{self.declines} declined, {_counted(self.back_offs, 'back-off')}, {abs(self.net_ms):.0f} ms {sign} "
+            "against serial"
         )
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 class KnownCosts:

@@ -22,7 +22,7 @@ RENDER_OPTIONS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)  # the short form of Message
 class Reply(Message):
     """The model's message, with what it took. Send it back as it is: it encodes to the same token ids."""
 
@@ -67,6 +67,8 @@ class ChatStream(Iterator[Event]):
             raise ChatError(
                 "the tokenizer of this model has no chat markers (<｜User｜>, <｜Assistant｜>, ...); use generate()"
             )
+        if isinstance(messages, Sequence) and not messages:
+            raise ChatError("messages: expected at least one message, found none")
         prompt = render(messages, **shown)
         if prompt.images:
             raise ChatError("the messages hold images, which this version cannot read; send text only")

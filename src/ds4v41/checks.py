@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ _MOST = 2**63 - 1
 
 def token_ids(tokens: ArrayLike, n_vocab: int) -> NDArray[np.int32]:
     """Token ids as int32 [n], n >= 1. Raises TokenError for anything else."""
-    if isinstance(tokens, (str, bytes)):
+    if isinstance(tokens, str):
         raise TokenError("tokens: expected token ids, found text; encode it with model.tokenizer.encode(text)")
+    if isinstance(tokens, bytes):
+        raise TokenError("tokens: expected token ids, found bytes; decode them to text and encode that")
     try:
         ids = np.asarray(list(tokens) if isinstance(tokens, (range, tuple)) else tokens)
     except (ValueError, TypeError, OverflowError) as error:
@@ -35,6 +38,17 @@ def token_ids(tokens: ArrayLike, n_vocab: int) -> NDArray[np.int32]:
         where = int(np.flatnonzero(ids == bad)[0])
         raise TokenError(f"tokens: expected ids 0 to {n_vocab - 1}, found {bad} at index {where}")
     return np.ascontiguousarray(ids, dtype=np.int32)
+
+
+def not_a_prompt(prompt: Any) -> None:
+    """Raises TokenError for what is neither text nor ids but is often taken for a prompt, and says where it belongs."""
+    first = prompt[0] if isinstance(prompt, (list, tuple)) and prompt else None
+    if any(isinstance(one, Mapping) and "role" in one for one in (first, prompt)):
+        raise TokenError("prompt: expected text or token ids, found messages; chat() takes those")
+    if isinstance(first, str):
+        raise TokenError("prompt: expected text or token ids, found a list of texts; a call takes one prompt")
+    if prompt is None or isinstance(prompt, bytes):
+        raise TokenError(f"prompt: expected text or token ids, found {'None' if prompt is None else 'bytes'}")
 
 
 def positive_int(name: str, value: Any, minimum: int = 1, maximum: int | None = None) -> int:

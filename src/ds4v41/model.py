@@ -126,7 +126,9 @@ class Model:
         if matrix:
             _check_matrix(isa, mode)
         rows = open_engram(checkpoint, tables, weights)
-        return cls(checkpoint, build(checkpoint, mode, isa, n_threads, rows), mode, weights, rows, matrix)
+        model = cls(checkpoint, build(checkpoint, mode, isa, n_threads, rows), mode, weights, rows, matrix)
+        _ext.give_back_memory()  # what reading the tokenizer and the headers took
+        return model
 
     # ---- what it is --------------------------------------------------------------------------------------------
 
@@ -294,7 +296,7 @@ class Model:
         from .session import Session
 
         if store is not None and not isinstance(store, KVStore):
-            raise OptionError(f"store: expected a KVStore or None, found {shown(store)}")
+            raise OptionError(f"store: expected a KVStore, such as KVStore(folder), or None, found {shown(store)}")
         choice("decoder", decoder, ("cone", "all"))
         plan, rows = self.plan(context, drafter=drafter, retain=retain, chunk=chunk)
         size = self.config.max_position_embeddings if context is None else context

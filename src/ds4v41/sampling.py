@@ -203,9 +203,20 @@ def mask_ids(allowed: Any, n_vocab: int) -> NDArray[np.int32]:
     return np.ascontiguousarray(mask, dtype=np.int32)
 
 
+# What other libraries call an option, where no similar word would be found.
+_ELSEWHERE = {
+    "temp": "temperature", "n_predict": "max_tokens", "num_predict": "max_tokens", "grammar": "mask",
+    "logits_processor": "mask", "logits_processors": "mask", "prompt_progress_callback": "progress",
+}  # fmt: skip
+
+
 def unknown_option(name: object, known: Iterable[str]) -> str:
     """What to say about an option name that does not exist."""
     options = sorted(known)
+    if name == "stream":
+        return "stream: unknown option; what generate returns is a stream: iterate over it, or call its finish()"
+    if _ELSEWHERE.get(str(name)) in options:
+        return f"{name}: unknown option; here it is {_ELSEWHERE[str(name)]}"
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.6)
     return f"{name}: unknown option; " + (f"did you mean {close[0]}?" if close else f"expected {', '.join(options)}")
 

@@ -16,7 +16,7 @@ from .advance import checkpoint, replayed_note, reuse
 from .aio import AsyncStream
 from .chat import Event
 from .chatting import ChatStream, Reply, check_stream_flag
-from .checks import callback, path_of, positive_int, token_ids
+from .checks import callback, not_a_prompt, path_of, positive_int, token_ids
 from .drafting import Allowed, ModelProposer, Proposer
 from .errors import ContextError, OptionError, StateError, shown
 from .generation import Generation, GenerationOptions
@@ -474,6 +474,7 @@ class Session:
     def _prompt_ids(self, prompt: str | ArrayLike) -> NDArray[np.int32]:
         if isinstance(prompt, str):
             return np.asarray(self._model.tokenizer.encode(prompt, add_bos=True), np.int32)
+        not_a_prompt(prompt)
         return token_ids(prompt, self._model.config.vocab_size)
 
     @overload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,9 @@ def test_verify_names_the_damaged_file(folder: Path, capsys: pytest.CaptureFixtu
 def test_prune_tells_before_it_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["store", "prune", str(folder), "--budget", "400 KiB"]
     assert main([*args, "--dry-run"]) == 0
-    planned = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines() if "would delete" in line]
+    said = capsys.readouterr().out.splitlines()
+    planned = [line.split(": ", 1)[1] for line in said if "would delete" in line]
+    assert re.fullmatch(r"would free [\d.,]+ \w+; [\d.,]+ \w+ would be left, the budget is 400.0 KiB", said[-1])
     assert planned
     assert main(args) == 0
     done = [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines() if line.startswith("deleted")]

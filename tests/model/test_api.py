@@ -86,6 +86,7 @@ SESSION: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"contxt": 100}, TypeError, "contxt"),
     ({"drafter": object()}, OptionError, "drafter: expected a Drafter"),
     ({"store": object()}, OptionError, "store"),
+    ({"store": "folder"}, OptionError, r"KVStore\(folder\)"),
 ]
 
 
@@ -128,15 +129,32 @@ TOKENS: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("tokens", "word"), TOKENS, ids=lambda value: repr(value)[:30])
 def test_tokens_are_checked(session: Session, tokens: Any, word: str) -> None:
-    for call in (session.prefill, session.step, session.generate):
+    for call in (session.prefill, session.step):
         with pytest.raises(TokenError, match=word):
             call(tokens)
+    with pytest.raises(TokenError):  # what is no prompt has words of its own, below
+        session.generate(tokens)
 
 
 def test_text_is_no_token_list(session: Session) -> None:
     for call in (session.prefill, session.step):
         with pytest.raises(TokenError, match="encode"):
             call("def")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "word"),
+    [
+        ([{"role": "user", "content": "x"}], "found messages; chat\\(\\) takes those"),
+        ({"role": "user", "content": "x"}, "found messages"),
+        (["def", "class"], "a call takes one prompt"),
+        (None, "expected text or token ids, found None"),
+        (b"def", "expected text or token ids, found bytes"),
+    ],
+)
+def test_what_is_taken_for_a_prompt(session: Session, prompt: Any, word: str) -> None:
+    with pytest.raises(TokenError, match=word):
+        session.generate(prompt)
 
 
 CALLS: list[tuple[Callable[[Session], Any], type[Exception], str]] = [

@@ -51,6 +51,13 @@ def test_reasoning_and_answer_are_separated() -> None:
     assert "think>" not in reply.reasoning + reply.content
 
 
+def test_a_reply_is_shown_in_short() -> None:
+    with nano().session(256) as session:
+        reply = session.chat([{"role": "user", "content": "hello"}], temperature=0, thinking=False, max_tokens=4)
+    assert repr(reply).startswith("Reply('assistant', content=") and repr(reply).endswith(", 4 tokens)")
+    assert "token_ids" not in repr(reply)
+
+
 def test_streamed_is_whole() -> None:
     """The same seed: the events, joined, are the reply."""
     with nano().session(context=1024) as session:

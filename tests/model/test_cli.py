@@ -37,6 +37,12 @@ def test_version_and_help(call: Any) -> None:
         assert call(command, "--help").code == 0
 
 
+def test_the_package_is_a_program() -> None:
+    command = [sys.executable, "-m", "ds4v41", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=True)
+    assert done.stdout == f"ds4v41 {ds4v41.__version__}\n"
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = "import sys; from ds4v41.cli import main\ntry: main(['generate', '--help'])\nexcept SystemExit: pass\n" + (
         "heavy = ('numpy', 'rich', 'tokenizers', 'ds4v41._ext', 'huggingface_hub')\n"
@@ -82,6 +88,21 @@ def test_wrong_usage_is_2(call: Any, args: tuple[str, ...]) -> None:
     result = call(*args)
     assert result.code == 2 and result.out == ""
     assert "ds4v41" in result.err and "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("generate", PROMPT, "--temprature", "0"), "--temprature: unknown option; did you mean --temperature?"),
+        (("generate", PROMPT, "--max-tok=3"), "generate: --max-tok: unknown option; did you mean --max-tokens?"),
+        (("chat", "--quux"), "chat: --quux: unknown option\n"),
+        (("bench", "decode", "--step", "3"), "bench decode: --step: unknown option; did you mean --steps?"),
+        (("generate", "def", "add"), "generate: one argument too many: 'add'"),
+    ],
+)
+def test_unknown_arguments_are_named(call: Any, args: tuple[str, ...], message: str) -> None:
+    result = call(*args)
+    assert result.code == 2 and result.out == "" and message in result.err
 
 
 @pytest.mark.parametrize(

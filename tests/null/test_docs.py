@@ -134,9 +134,11 @@ def test_python_parses(path: Path) -> None:
 
 
 def commands(path: Path) -> Iterator[list[str]]:
-    """The `ds4v41 ...` command lines of the shell blocks, as argument lists without the program's name."""
-    for info, text in blocks(path):
-        if info.split()[:1] not in (["sh"], ["bash"], ["console"]):
+    """The `ds4v41 ...` command lines of shell blocks, of blocks without a mark and of indented lines, as argument lists
+    without the program's name."""
+    indented = "\n".join(re.findall(r"^    (ds4v41 .*)$", prose(path), re.MULTILINE))
+    for info, text in [*blocks(path), ("sh", indented)]:
+        if info.split()[:1] not in (["sh"], ["bash"], ["console"], []):
             continue
         for line in text.replace("\\\n", " ").splitlines():
             for part in re.split(r"&&|\|\||[|;]", line.removeprefix("$ ")):
@@ -159,3 +161,5 @@ def test_command_lines_parse(path: Path) -> None:
 
 def test_commands_are_found() -> None:
     assert ["chat"] in [words[:1] for words in commands(ROOT / "README.md")]
+    assert ["store"] in [words[:1] for words in commands(DOCS / "cli.md")]
+    assert ["bench"] in [words[:1] for words in commands(DOCS / "bench.md")]

@@ -178,6 +178,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("inspect", "pull", "verify", "bench"),
     ("device_check",),
     ("cli",),
+    ("__main__",),
 )
 RANK = {module: i for i, row in enumerate(LAYERS) for module in row}
 EXT_USERS = frozenset({"model", "session", "prefill", "memory", "weights", "sampling", "checkpoint", "drafter",

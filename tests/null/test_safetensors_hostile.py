@@ -180,7 +180,7 @@ def test_damaged_index(index: bytes, many: Path) -> None:
 
 
 def test_folder_without_a_model(tmp_path: Path) -> None:
-    assert "config.json: no such file" in problems_of(tmp_path)[0]
+    assert "there is no config.json in this folder" in problems_of(tmp_path)[0]
     shutil.copy(GOLDEN / "tiny/bf16/config.json", tmp_path)
     assert "no .safetensors file" in problems_of(tmp_path)[0]
 
@@ -233,6 +233,11 @@ def test_paths_that_are_no_checkpoints(tmp_path: Path) -> None:
     ]:
         with pytest.raises(CheckpointError, match=expected):
             open_checkpoint(path)
+    with pytest.raises(CheckpointError, match=r"no config.json in this folder; give an official folder"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=r"no config.json in this folder; name the file itself: model.gguf"):
+        open_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="expected a folder with"):
         open_folder(tmp_path / "text.txt")
 

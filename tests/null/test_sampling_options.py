@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,15 @@ def test_all_problems_at_once_with_suggestions() -> None:
     assert "top_p: expected a number" in text
     assert "min_p: expected a number" in text
     assert "zzz: unknown option; expected frequency_penalty, logit_bias" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("temp", "here it is temperature"), ("repeat_penalty", "repetition_penalty?"), ("stream", "iterate over it")],
+)
+def test_names_of_other_libraries(name: str, hint: str) -> None:
+    with pytest.raises(OptionError, match=f"{name}: unknown option; .*{re.escape(hint)}"):
+        SamplingParams.from_options({name: 1.0})
 
 
 def test_given_bias_is_copied() -> None:

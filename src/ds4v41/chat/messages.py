@@ -179,7 +179,8 @@ class Reader:
         elif isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
             turn.parts = [self._user_part(block, f"{where}[{i}]") for i, block in enumerate(content)]
         else:
-            self.problems.append(f"{where}: expected text or a list of blocks, found {type(content).__name__}")
+            found = "none" if content is None else type(content).__name__
+            self.problems.append(f"{where}: expected text or a list of blocks, found {found}")
         if not turn.parts:
             turn.parts = [Part([""])]
         turn.schemas = tool_schemas(raw.get("tools"), f"{turn.where}.tools", self.problems)

@@ -117,7 +117,7 @@ class Message:
                 parts.append(f"{name}={getattr(self, name)!r}")
         if self.token_ids:
             parts.append(f"{len(self.token_ids)} tokens")
-        return f"Message({', '.join(parts)})"
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
         """Notebook view: reasoning folded away, then the text, then the calls."""

@@ -105,7 +105,8 @@ class CompleteFile:
             raise CheckpointError(f"{self.path}: this is a pipe or a device, not a file; it is left as it is")
         if not self._overwrite and os.path.lexists(self.path):
             raise CheckpointError(
-                f"{self.path}: this file exists already: remove it, give another name, or allow overwrite=True"
+                f"{self.path}: this file exists already: remove it, give another name, or allow it to be replaced "
+                "(overwrite=True; on the command line --overwrite)"
             )
 
     def _lock(self) -> None:

@@ -37,6 +37,10 @@ _ADVICE = "Get the named files again, or check that all files are of one and the
 def read_config(folder: Path) -> ModelConfig:
     """The checked configuration of a folder. Raises CheckpointError or ConfigError."""
     path = folder / CONFIG
+    if folder.is_dir() and not os.path.lexists(path):
+        files = sorted(file.name for file in folder.glob("*.gguf"))[:3]
+        instead = f"name the file itself: {', '.join(files)}" if files else "give an official folder, or a .gguf file"
+        raise CheckpointError(f"{folder}: there is no {CONFIG} in this folder; {instead}")
     return ModelConfig.from_hf(read_json(path, _MAX_CONFIG), str(path))
 
 

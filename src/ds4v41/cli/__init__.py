@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ..errors import Ds4Error, OptionError
-from .parser import UsageError, build_parser
+from .parser import UsageError, build_parser, unknown_arguments
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -21,7 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `argv` without the program's name; None takes the process's."""
     parser = build_parser()
     try:
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            raise UsageError(unknown_arguments(unknown, args.known))
         _tolerant_output()
         command = import_module(f".{args.module}", __name__)  # heavy imports happen here, not for --help
         code = int(command.run(args))

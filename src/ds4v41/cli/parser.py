@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 from argparse import ArgumentParser, _SubParsersAction
+from collections.abc import Callable
 from typing import Any
 
 from .. import __version__
@@ -74,8 +76,23 @@ def _command(commands: Any, name: str, module: str, summary: str, epilog: str = 
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(module=module)
+    # The parser fills up after this; `known` is asked only when an argument turns out to be unknown.
+    parser.set_defaults(module=module, known=lambda: (parser.prog, _long_options(parser)))
     return parser
+
+
+def _long_options(parser: ArgumentParser) -> list[str]:
+    return [name for action in parser._actions for name in action.option_strings if name.startswith("--")]
+
+
+def unknown_arguments(unknown: list[str], known: Callable[[], tuple[str, list[str]]]) -> str:
+    """What to say about arguments that a command does not take."""
+    prog, options = known()
+    command, first = prog.removeprefix("ds4v41 "), unknown[0].partition("=")[0]
+    if not first.startswith("-"):
+        return f"{command}: one argument too many: {first!r} (a text with spaces needs quotes)"
+    close = difflib.get_close_matches(first, options, n=1)
+    return f"{command}: {first}: unknown option" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def _add_store(commands: Any) -> None:
@@ -294,7 +311,7 @@ def _add_model_options(parser: ArgumentParser) -> None:
 
 def _add_sampling_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("sampling (defaults are the model's)")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="stop after N tokens")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="stop after N tokens (default: none)")
     group.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
     group.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens that reach this share")
     group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0 is off")

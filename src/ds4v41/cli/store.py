@@ -92,6 +92,7 @@ def _prune(store: KVStore, args: Namespace) -> int:
         return 0
     for name in result.names:
         print(f"{'would delete' if result.dry_run else 'deleted'}: {name}")
-    word = "would free" if result.dry_run else "freed"
-    print(f"{word} {human(result.freed_bytes)}; {human(result.disk_bytes)} of {human(result.budget)} in use")
+    word, then = ("would free", "would be left") if result.dry_run else ("freed", "left")
+    left = result.disk_bytes - (result.freed_bytes if result.dry_run else 0)
+    print(f"{word} {human(result.freed_bytes)}; {human(left)} {then}, the budget is {human(result.budget)}")
     return 0

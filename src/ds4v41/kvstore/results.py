@@ -49,7 +49,7 @@ class StoreStats:
         return (
             f"{self.path}: {human(self.disk_bytes)} of {human(self.budget)}; {self.pages:,} pages "
             f"({human(self.page_bytes)}), {self.frontiers:,} frontiers ({human(self.frontier_bytes)}), {self.roots} "
-            f"model(s); {human(self.written_bytes)} written"
+            f"{'model' if self.roots == 1 else 'models'}; {human(self.written_bytes)} written"
             + (f"; {human(self.memory_bytes)} in memory above it" if self.memory_bytes else "")
             + (f"; read-only ({self.read_only})" if self.read_only else "")
         )
