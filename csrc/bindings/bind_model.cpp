@@ -215,7 +215,7 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("engram", [](const ModelHandle& h) { return h.model->engram; }, "Engram, or None.");
   m.def(
       "device_missing",
-      [](const std::string& backend, bool matrix) {
+      [](const std::string& backend) {
 #ifdef DS4_METAL
         if (backend == metal::kName) return metal::why_not();
 #endif

@@ -141,7 +141,7 @@ def test_the_plan_counts_what_the_back_end_keeps() -> None:
                     n = min(n, session.context - session.position)
                     if n > 0:
                         session.prefill([5] * n)
-                        assert 0 < session._ext.working_bytes
+                        assert session._ext.working_bytes > 0
                         assert session._ext.scratch_bytes + session._ext.working_bytes <= plan.scratch
     with nano(backend="metal").session(context=2048, chunk=512) as session:
         session.prefill(range(5, 605), logits=None)

@@ -173,12 +173,17 @@ def matrix_missing(isa: str) -> str:
     Why this instruction set has no fast matrix class here; empty when it has.
     """
 
+def give_back_memory() -> None:
+    """
+    Returns pages of freed small objects to the system, where the allocator keeps them.
+    """
+
 def cpu_isas() -> list[str]:
     """Instruction sets of this build that this machine has, best first."""
 
-def memory_plan(shape: dict, activations: str, context: int, retain: int, chunk: int, extra_windows: int = 0, threads: int = 0) -> dict:
+def memory_plan(shape: dict, activations: str, context: int, retain: int, chunk: int, extra_windows: int = 0, threads: int = 0, backend: str = 'auto', matrix: bool = False) -> dict:
     """
-    Bytes of a session: caches reserved for the whole context, scratch of one chunk, and what operations on the CPU take beside it with so many worker threads (0: none).
+    Bytes of a session: caches reserved for the whole context, scratch of one chunk, and what operations take beside it: on the CPU with so many worker threads (0: none), or on a device.
     """
 
 def rope(shape: dict, yarn: bool, first: int, n: int) -> tuple:
