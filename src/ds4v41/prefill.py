@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _ext
-from .errors import MemoryPlanError
+from .errors import MemoryPlanError, StateError
 from .machine import available_memory, human
 from .results import Progress
 
@@ -46,6 +46,8 @@ def run_prefill(
     Chunks in front of the cut and of the end are told how many tokens follow them, so that they leave out what nobody
     will need (docs/decisions/0005).
 
+    StateError when `progress` moved the session itself: the rest of the prompt would follow other tokens.
+
     `done(n, seconds)` is told of every chunk that is complete. When something stops the run (Ctrl-C, cancel, an
     exception from `progress`), complete chunks stay, the one in progress is dropped.
     """
@@ -59,6 +61,8 @@ def run_prefill(
     rows = np.empty((n, n_vocab), np.float32) if logits == "all" else None
     last: NDArray[np.float32] | None = None
     started = time.perf_counter()
+    expected = np.concatenate([session.tokens, tokens]) if progress is not None else tokens
+    kept = len(expected) - n
     for begin, end in plan_chunks(n, chunk, cut):
         want = "all" if logits == "all" else ("last" if logits == "last" and end == n else "none")
 
@@ -79,4 +83,9 @@ def run_prefill(
             rows[begin:end] = got
         if progress is not None:
             progress(Progress(cached + n, cached, end, time.perf_counter() - started))
+            if not np.array_equal(session.tokens, expected[: kept + end]):
+                raise StateError(
+                    f"the progress callback changed the session: expected the same {kept + end:,} tokens after it, "
+                    f"found others ({session.position:,}); a callback may fork or save the session, not move it"
+                )
     return rows if rows is not None else last

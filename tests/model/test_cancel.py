@@ -16,7 +16,7 @@ from functools import cache
 
 import pytest
 
-from ds4v41 import Cancelled, Session, StateError
+from ds4v41 import Cancelled, Progress, Session, StateError
 
 from .support import Stepped, environment, live, nano, tokens_of
 
@@ -175,6 +175,37 @@ def test_close_from_its_own_callback_is_refused() -> None:
         with pytest.raises(StateError, match="callback"):
             running.finish()
         assert session.generate(PROMPT, max_tokens=2).finish().usage.completion_tokens == 2
+
+
+@pytest.mark.parametrize("move", ["truncate", "rewind", "step", "generate", "same length"])
+def test_a_session_moved_by_its_progress_callback_is_noticed(move: str) -> None:
+    """What would follow is not the prompt that was given; forks and saves are fine."""
+    ids = list(range(5, 45))
+    with nano().session(context=200, chunk=8) as session:
+        session.prefill([70, 71, 72])
+
+        def on_progress(p: Progress) -> None:
+            if p.processed != 16 or session.position != 19:
+                return
+            if move == "truncate":
+                session.truncate(10)
+            elif move == "rewind":
+                session.rewind(2)
+            elif move == "step":
+                session.step([9])
+            elif move == "generate":
+                session.generate([80, 81], max_tokens=1).finish()
+            else:
+                session.truncate(18)
+                session.step([99])
+
+        with pytest.raises(StateError, match="progress callback changed"):
+            session.prefill(ids, progress=on_progress)
+    with nano().session(context=200, chunk=8) as session:
+        want = session.prefill(ids)
+    with nano().session(context=200, chunk=8) as session:
+        got = session.prefill(ids, progress=lambda p: session.fork().close() if p.processed in (16, 40) else None)
+        assert got is not None and want is not None and got.tobytes() == want.tobytes()
 
 
 def test_an_exception_from_progress_stops_the_prefill() -> None:
