@@ -32,6 +32,7 @@ _VARYING = (
     (re.compile(r"\d[\d,]*(\.\d+)? ?(s\b|ms\b|/s\b)"), "*"),
     (re.compile(r"_seconds=[\d.e-]+"), "_seconds=*"),
     (re.compile(r"available [\d.,]+ \w+"), "available *"),
+    (re.compile(r"working memory [\d.,]+ \w+"), "working memory *"),  # a part for each thread
 )
 
 

@@ -126,9 +126,7 @@ class Model:
         if matrix:
             _check_matrix(isa, mode)
         rows = open_engram(checkpoint, tables, weights)
-        model = cls(checkpoint, build(checkpoint, mode, isa, n_threads, rows), mode, weights, rows, matrix)
-        _ext.give_back_memory()  # what reading the tokenizer and the headers took
-        return model
+        return cls(checkpoint, build(checkpoint, mode, isa, n_threads, rows), mode, weights, rows, matrix)
 
     # ---- what it is --------------------------------------------------------------------------------------------
 

@@ -103,7 +103,9 @@ def build(
     if engram is not None:
         builder.hash(hash_of(checkpoint))
         builder.engram(engram)
-    return builder.build(isa, threads)
+    model = builder.build(isa, threads)
+    _ext.give_back_memory()  # what reading headers and the tokenizer took
+    return model
 
 
 def build_drafter(checkpoint: Checkpoint, target: _ext.Model) -> _ext.Drafter:
