@@ -115,7 +115,7 @@ def test_bench_of_a_model(slice_path: Path) -> None:
     prompts = bench.prefill(slice_path, tokens=(40,), behind=(0, 100))["results"]
     assert [p["behind"] for p in prompts] == [0, 100] and all(p["tok_s"] > 0 for p in prompts)
     for tokens, behind in ((0, 0), (40, 1), (40, -2), (40, 1 << 40)):
-        with pytest.raises(OptionError, match="even number|at least"):
+        with pytest.raises(OptionError, match=r"even number|at least"):
             bench.prefill(slice_path, tokens=(tokens,), behind=(behind,))
 
 
