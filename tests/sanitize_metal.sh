@@ -17,6 +17,11 @@ cp -r src/ds4v41 "$package/"
 rm -f "$package"/ds4v41/_ext*.so
 cp "$build"/_ext*.so "$package/ds4v41/"
 [ $# -gt 0 ] || set -- tests/standin tests/ops -k "standin or metal"  # what needs checked kernels is skipped: a sanitized build has none
-# libstdc++ too: python itself has none, and the sanitizer has to find the function that throws.
-LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 DS4_STANDIN_THREADS=2 PYTHONPATH="$package" \
-  "$python" -m pytest -q -p no:cacheprovider "$@"
+# libstdc++ too: python itself has none, and the sanitizer has to find the function that throws. Its report goes to a file, since
+# pytest holds back what is written when the process ends.
+status=0
+LD_PRELOAD="$(c++ -print-file-name=libasan.so) $(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS="detect_leaks=0:log_path=$package/report" \
+  UBSAN_OPTIONS="print_stacktrace=1:log_path=$package/report" DS4_STANDIN_THREADS=2 PYTHONPATH="$package" \
+  "$python" -m pytest -q -p no:cacheprovider "$@" || status=$?
+cat "$package"/report.* >&2 2>/dev/null || true
+exit "$status"

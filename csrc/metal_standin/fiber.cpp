@@ -76,8 +76,11 @@ void forget_frames(const void*, size_t) {}
 void arrived() { arrive(nullptr); }
 
 Stacks::~Stacks() {
-  for (char* p : stacks_)
-    if (p != nullptr) munmap(p, kBytes);
+  for (char* p : stacks_) {
+    if (p == nullptr) continue;
+    forget_frames(p, kBytes);  // or the marks would stay with the address, for whoever is given it next
+    munmap(p, kBytes);
+  }
 }
 
 bool Stacks::holds(int i, const void* address) const {
