@@ -5,6 +5,7 @@
 #include "constants.h"
 #include "rows.h"
 #include "norm.h"
+#include "swiglu.h"
 #include "hc_row.h"
 #include "moe.h"
 
@@ -192,9 +193,7 @@ kernel void moe_up(constant MoeUpParams& a [[buffer(0)]], device const uchar* ga
     bool mine = lane < outputs && f < a.expert_dim;
     if (mine) {
       float gv = results[2u * j * uint(MOE_UP_OUTPUTS) + lane], uv = results[(2u * j + 1u) * uint(MOE_UP_OUTPUTS) + lane];
-      gv = gv > a.limit ? a.limit : gv;  // in this form NaN stays NaN
-      uv = uv > a.limit ? a.limit : (uv < -a.limit ? -a.limit : uv);
-      value = ds4_silu(gv) * uv;
+      value = swiglu(gv, uv, a.limit);
       if (!shared) value = weights[list[j]] * value;
       value = rounded(value);
     }

@@ -4,6 +4,7 @@
 #include "constants.h"
 #include "rows.h"
 #include "norm.h"
+#include "swiglu.h"
 #include "tiles.h"
 #include "moe.h"
 
@@ -34,13 +35,9 @@ KERNEL_INLINE float2 tile_of(RowSource source, uint row, DecF32 x, uint cols, ui
   return tile_products(w, x, cols, m, stage, simdgroup, lane);
 }
 
-// silu(min(gate, limit)) * clamp(up) * routing weight, rounded.
-KERNEL_INLINE float swiglu(float gate, float up, float limit, float weight) {
-  gate = rounded(gate);
-  up = rounded(up);
-  gate = gate > limit ? limit : gate;  // in this form NaN stays NaN
-  up = up > limit ? limit : (up < -limit ? -limit : up);
-  float value = ds4_silu(gate) * up;
+// A middle element with its routing weight, rounded.
+KERNEL_INLINE float middle(float gate, float up, float limit, float weight) {
+  float value = swiglu(rounded(gate), rounded(up), limit);
   if ((fc_flags & MOE_SHARED) == 0) value = weight * value;
   return rounded(value);
 }
@@ -85,8 +82,8 @@ kernel void moe_up_many(constant MoeUpParams& a [[buffer(0)]], device const ucha
   if ((fc_flags & MOE_SHARED) == 0)
     for (uint j = 0u; j < 2u; ++j) weight[j] = weights[pairs.list[min(j0 + j, pairs.m - 1u)]];
   threadgroup float* mine = stage + j0 * uint(TILE_ROW) + tile_output(simdgroup, lane);
-  mine[0] = swiglu(gv.x, uv.x, a.limit, weight[0]);
-  mine[TILE_ROW] = swiglu(gv.y, uv.y, a.limit, weight[1]);
+  mine[0] = middle(gv.x, uv.x, a.limit, weight[0]);
+  mine[TILE_ROW] = middle(gv.y, uv.y, a.limit, weight[1]);
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint f = f0 + lane;
   for (uint j = simdgroup; j < pairs.m; j += uint(TILE_THREADS / 32)) {

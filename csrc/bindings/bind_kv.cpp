@@ -46,6 +46,8 @@ struct History {
 
 History history_of(const Tokens& tagged) {
   History out;
+  out.tokens.reserve(tagged.size());
+  out.classes.reserve(tagged.size());
   for (size_t i = 0; i < tagged.size(); ++i) {
     out.tokens.push_back(tagged.data()[i] & ~kMatrixTag);
     out.classes.push_back((tagged.data()[i] & kMatrixTag) != 0 ? NumericClass::matrix : NumericClass::canonical);

@@ -1,6 +1,7 @@
 // moe: the whole router in one operation; routed and shared experts in two parallel loops.
 #include "cpu/backend.h"
 #include "cpu/row_ops.h"
+#include "cpu/slices.h"
 #include "cpu/topk.h"
 
 namespace ds4::cpu::DS4_ISA {
@@ -78,7 +79,7 @@ void CpuBackend::moe(const MoeArgs& a) {
 
   // Blocks of output rows (whole quantiser groups) and rows of one expert handled together: `area` numbers at a time.
   constexpr int kGroup = 32;
-  const int area = matrix() ? 128 * matrix_.batch : 8192;
+  const int area = moe_area(matrix(), matrix_.batch);
   const auto blocks_of = [&](int64_t total) { return static_cast<int>((block_rows(total, pool_->n_threads(), n) + kGroup - 1) / kGroup * kGroup); };
   const int f_block = blocks_of(static_cast<int64_t>(n_active) * f_dim), d_block = blocks_of(d);
   const int max_k = d > f_dim ? d : f_dim;

@@ -9,7 +9,7 @@ namespace ds4::cpu {
 
 namespace {
 
-// select: a query, 16 keys, and for every entry its score, its block's, its number and a place to sort (two).
+// select: a query, two blocks of keys, and for every entry its score, its block's, its number and a place to sort (two).
 int64_t select_numbers(const Shape& s, int64_t entries) {
   return int64_t{s.index_heads} * s.index_dim + 32 * s.index_dim + 5 * entries + std::max(s.index_topk, s.candidate_blocks) + 256;
 }
@@ -25,7 +25,8 @@ int64_t per_worker(const Shape& s, int64_t rows, int64_t entries, int n_threads,
                                     int64_t{s.o_groups} * s.o_rank, int64_t{s.group_dim()}, int64_t{s.q_rank}, f, hd});
   // moe: sums of all rows over a block of columns, beside two areas.
   const auto sums = [&](int64_t n) { return n * ((ops.block_rows(d, n_threads, static_cast<int>(n)) + 31) / 32 * 32); };
-  const int64_t moe = product(std::max(d, f)) + 2 * (matrix == nullptr ? 8192 : std::max(8192, 128 * matrix->batch)) + std::max(sums(rows), sums(std::min<int64_t>(rows, 8)));
+  const int64_t moe = product(std::max(d, f)) + 2 * std::max(kMoeArea, moe_area(matrix != nullptr, matrix == nullptr ? 0 : matrix->batch)) +
+                      std::max(sums(rows), sums(std::min<int64_t>(rows, 8)));
   const int64_t attend = int64_t{s.window + s.index_topk} * hd + int64_t{s.n_heads} * 72 + product(hd) + 128;
   const int64_t most = std::max({product(columns), moe, select_numbers(s, entries), attend, d, int64_t{s.n_experts} * 4});
   return (most + 1023) / 1024 * 1024;

@@ -13,7 +13,6 @@ namespace ds4 {
 
 namespace {
 
-
 // The back end asks `poll` while this lives, and nobody afterwards: the caller's poll may be gone then.
 class Polled {
  public:

@@ -362,14 +362,20 @@ std::optional<BadSource> Session::read_pages(const std::vector<PageSource>& page
   std::string fault;
   state_.prepare_pages(pages);
   if (!tokens.empty()) finish_restore(tokens.data(), classes.data(), static_cast<int64_t>(tokens.size()));
-  const auto bad = state_.read_pages(pages, [&] {
-    if (!frontier) return;
-    try {
-      read_frontier(*frontier);
-    } catch (const StoreError& error) {
-      fault = error.what();
-    }
-  });
+  std::optional<BadSource> bad;
+  try {
+    bad = state_.read_pages(pages, [&] {
+      if (!frontier) return;
+      try {
+        read_frontier(*frontier);
+      } catch (const StoreError& error) {
+        fault = error.what();
+      }
+    });
+  } catch (...) {  // tokens without their rows must not stay
+    begin_restore(keep);
+    throw;
+  }
   if (bad) {
     begin_restore(keep);
     return bad;

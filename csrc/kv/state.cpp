@@ -194,7 +194,9 @@ void State::prepare_extra(int64_t first, int64_t n) {
 }
 
 void State::commit(const int32_t* tokens, int64_t n, NumericClass c) {
-  classes_.reserve(tokens_.size() + static_cast<size_t>(n));
+  // Room first, so that the two stay of one length; doubled, or each step would copy all there is.
+  const size_t need = tokens_.size() + static_cast<size_t>(n);
+  if (classes_.capacity() < need) classes_.reserve(std::max(need, 2 * classes_.capacity()));
   tokens_.insert(tokens_.end(), tokens, tokens + n);
   classes_.insert(classes_.end(), static_cast<size_t>(n), c);
 }

@@ -11,7 +11,6 @@ namespace ds4::metal {
 
 namespace {
 
-constexpr int64_t kBatchBytes = int64_t{64} << 20;
 constexpr int64_t kEnoughGroups = 128;  // threadgroups that occupy a large GPU
 
 }  // namespace

@@ -3,7 +3,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
+#include "base/error.h"
 #include "metal_host/backend.h"
 #include "metal_host/products.h"
 
@@ -38,10 +40,12 @@ int made_for(int n) { return n <= 2 ? n : n <= 4 ? 4 : n <= 6 ? 6 : 8; }
 
 // DS4_METAL_TILES=always or never overrides it, for tests and for measurements.
 bool use_tiles(int64_t n, int64_t tiles) {
+  if (n <= LINEAR_TILE) return false;
   const char* wish = std::getenv("DS4_METAL_TILES");
-  if (wish != nullptr && std::strcmp(wish, "always") == 0) return n > LINEAR_TILE;
-  if (wish != nullptr && std::strcmp(wish, "never") == 0) return false;
-  return n > LINEAR_TILE && tiles >= kEnoughTiles;
+  if (wish == nullptr) return tiles >= kEnoughTiles;
+  if (std::strcmp(wish, "always") == 0) return true;
+  if (std::strcmp(wish, "never") == 0) return false;
+  throw OptionError(std::string("[metal] DS4_METAL_TILES: expected always or never, found '") + wish + "'");
 }
 
 int tile_flags(int64_t cols) { return cols > kSegmentColumns ? TILE_FOLDS : 0; }

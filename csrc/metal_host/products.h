@@ -26,6 +26,7 @@ LinearRun linear_run(const Matrix& m, int rows, int n, int flags, int group_rows
 
 // Do products with n activation rows, in so many tiles of metal/tiles.h, gain by them?
 bool use_tiles(int64_t n, int64_t tiles);
+constexpr int64_t kBatchBytes = int64_t{64} << 20;  // of scores that are made at a time, unless one row has more
 constexpr int kMoeRows = 2048;                      // tokens whose experts are grouped together, at most
 constexpr int64_t kPartFloats = int64_t{36} << 20;  // of the slots' products that are kept at a time (moe.cpp)
 constexpr int kSegmentColumns = 2048;  // of the canonical order (metal/rows.h)

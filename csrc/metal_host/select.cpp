@@ -10,7 +10,6 @@
 namespace ds4::metal {
 
 namespace {
-constexpr int64_t kBatchBytes = int64_t{64} << 20;
 }  // namespace
 
 void MetalBackend::select(const SelectArgs& a) {

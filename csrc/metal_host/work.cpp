@@ -13,7 +13,6 @@ namespace ds4::metal {
 namespace {
 
 constexpr int64_t kPage = 16384;                    // buffers are made of such
-constexpr int64_t kBatchBytes = int64_t{64} << 20;  // of scores, unless one row has more (select.cpp, attend.cpp)
 
 int64_t sum(std::initializer_list<int64_t> floats) {
   int64_t bytes = 0;
@@ -26,7 +25,7 @@ int64_t batched(int64_t per_row, int64_t n) { return std::clamp<int64_t>(kBatchB
 
 // What layers of the model and of the drafter have in common; `longest` places are attended to.
 int64_t layer_bytes(const Shape& s, int64_t n, int64_t longest) {
-  const int64_t c = s.n_streams, d = s.hidden, m = s.mix_rows(), segments = groups_of(c * d, 2048);
+  const int64_t c = s.n_streams, d = s.hidden, m = s.mix_rows(), segments = groups_of(c * d, kSegmentColumns);
   const int64_t per_row = s.n_heads * groups_of(longest, ATTEND_PLACES) * ATTEND_PLACES;
   int64_t bytes = sum({std::min<int64_t>(n, kTileRows) * (m + 1) * segments * 64, n * m, n * s.head_dim, batched(per_row, n)});
   if (n > kTileRows) {

@@ -60,7 +60,7 @@ class ChatStream(Iterator[Event]):
     @classmethod
     def start(cls, session: Session, messages: Sequence[Any], options: Mapping[str, Any]) -> ChatStream:
         """Render the messages and check every option; nothing is computed yet."""
-        shown = {name: options[name] for name in RENDER_OPTIONS if name in options}
+        rendering = {name: options[name] for name in RENDER_OPTIONS if name in options}
         rest = {name: value for name, value in options.items() if name not in RENDER_OPTIONS}
         settings = GenerationOptions.from_options(rest, session.model)
         if not session.model.can_chat:
@@ -69,11 +69,11 @@ class ChatStream(Iterator[Event]):
             )
         if isinstance(messages, Sequence) and not messages:
             raise ChatError("messages: expected at least one message, found none")
-        prompt = render(messages, **shown)
+        prompt = render(messages, **rendering)
         if prompt.images:
             raise ChatError("the messages hold images, which this version cannot read; send text only")
-        tools = shown.get("tools")
-        return cls(session, prompt, settings, tools, shown.get("tool_choice") != "none")
+        tools = rendering.get("tools")
+        return cls(session, prompt, settings, tools, rendering.get("tool_choice") != "none")
 
     def _run(self) -> Generator[Event, None, None]:
         parser, stream = self._parser, self._stream

@@ -50,15 +50,16 @@ def available_memory() -> int:
     return physical_memory()
 
 
-def parse_bytes(name: str, value: Any) -> int:
-    """Bytes from a number, or from text such as "512 MiB" (also KiB, GiB, TiB, kB, MB, GB, TB). Raises OptionError."""
+def parse_bytes(name: str, value: Any, least: int = 0) -> int:
+    """Bytes from a number, or from text such as "512 MiB" (also KiB, GiB, TiB, kB, MB, GB, TB, in any case). Raises
+    OptionError, also for fewer than `least`."""
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?\s*", value)
-        if match is not None:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value, re.IGNORECASE)
+        if match is not None and (match[2] or not match[3]):
             power = " KMGT".index(match[2].upper() or " ")
             size = float(match[1]) * (1024 if match[3] else 1000) ** power
-            if size < _ENDLESS:
+            if least <= size < _ENDLESS:
                 return int(size)
-    elif isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= value < _ENDLESS:
+    elif isinstance(value, (int, np.integer)) and not isinstance(value, bool) and least <= value < _ENDLESS:
         return int(value)
     raise OptionError(f'{name}: expected bytes as a number or as text such as "512 MiB", found {shown(value)}')

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ds4v41.errors import OptionError
 from ds4v41.kvstore.format import BLOCK, FULL, PAGE, Prefixes
 from ds4v41.kvstore.policy import HALF_LIFE, NEWEST, PER_OCTAVE, Item, decayed, off_ladder, victims
-from ds4v41.kvstore.sizes import parse_size
+from ds4v41.machine import parse_bytes
 
 from .support import tokens
 
@@ -56,7 +57,12 @@ def test_names_of_prefixes_do_not_depend_on_cuts_and_follow_the_tokens() -> None
 
 
 def test_sizes() -> None:
-    assert parse_size("b", "64 GiB") == 64 << 30 and parse_size("b", "1.5mb") == 1_500_000 and parse_size("b", 7) == 7
+    assert parse_bytes("b", "64 GiB") == 64 << 30 and parse_bytes("b", "1.5mb") == 1_500_000
+    assert parse_bytes("b", 7) == 7
+    assert parse_bytes("b", "0.5 kib") == 512 and parse_bytes("b", "3 B") == 3 and parse_bytes("b", 0) == 0
+    for wrong in (0, "0", "0.5", "4 iB", "4 QiB"):
+        with pytest.raises(OptionError, match=r"^b: expected bytes"):
+            parse_bytes("b", wrong, 1)
 
 
 def test_frontiers_need_no_followers() -> None:

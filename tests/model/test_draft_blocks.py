@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from ds4v41.model import Model
 from ds4v41.sampling import Draw
 from ds4v41.session import Session
 from tests.golden import load
+
+from .proposers import script
 
 CONTEXT = 128
 """The tiny model's windows have 16 rows, so texts of 40 tokens wrap them at every kind of position."""
@@ -37,16 +39,6 @@ def tiny() -> Iterator[tuple[Model, Drafter]]:
         yield model, Drafter.open(None, model)
 
 
-class Scripted:
-    """Drafts of a kind, made from the text that serial decoding gives."""
-
-    def __init__(self, make: Callable[[int], list[int]]) -> None:
-        self.make = make
-
-    def propose(self, anchor: int, most: int, worth: Any) -> tuple[list[int], list[float]]:
-        return self.make(most), [0.99] * most
-
-
 def stream_of(session: Session, prompt: list[int], **options: Any) -> Iterator[tuple[Draw, int]]:
     settings = GenerationOptions.from_options({"seed": 3, "max_tokens": 24} | options, session.model)
     return iter(TokenStream(session, np.array(prompt, np.int32), settings))
@@ -57,25 +49,11 @@ def drawn(session: Session, prompt: list[int], **options: Any) -> list[tuple[Dra
     return list(stream_of(session, prompt, **options))
 
 
-def script(session: Session, prompt: list[int], want: list[tuple[Draw, int]], kind: str, seed: int) -> None:
-    """Gives the session a proposer whose drafts are right, wrong, or each of them right with a chance of 0.6."""
-    tokens, dice = [draw.token for draw, _ in want], random.Random(seed)
-
-    def make(most: int) -> list[int]:
-        at = session.position - len(prompt) + 1
-        right = (tokens[at : at + most] + [7] * most)[:most]
-        if kind == "wrong":
-            return [(t + 1) % 512 for t in right]
-        return right if kind == "right" else [t if dice.random() < 0.6 else dice.randrange(512) for t in right]
-
-    session.proposer = lambda sampler, history, allowed: Scripted(make)  # type: ignore[method-assign]
-
-
 def arm(session: Session, prompt: list[int], want: list[tuple[Draw, int]], kind: str, seed: int) -> None:
     if kind == "nan":
         session._ext.inject_fault("draft_nan", seed % 7)
     elif kind != "own":
-        script(session, prompt, want, kind, seed)
+        script(session, len(prompt), [draw.token for draw, _ in want], kind, random.Random(seed))
 
 
 @pytest.mark.parametrize("kind", ["own", "right", "wrong", "random", "nan"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from ds4v41.session import Session
 from ds4v41.synth import write_official
 from tests.golden import load
 
+from .proposers import FakeProposer, script
+
 CONTEXT = 256
 
 
@@ -35,17 +37,6 @@ def tiny() -> Iterator[tuple[Model, Drafter]]:
 def nano() -> Iterator[tuple[Model, Drafter]]:
     with Model.open(threads=2) as model:
         yield model, Drafter.open(None, model)
-
-
-class FakeProposer:
-    """Drafts of any kind in place of the drafter's."""
-
-    def __init__(self, make: Callable[[int, int], list[int]]) -> None:
-        self.make = make
-
-    def propose(self, anchor: int, most: int, worth: Any) -> tuple[list[int], list[float]]:
-        drafts = self.make(anchor, most)
-        return drafts, [0.99] * len(drafts)
 
 
 def drawn(session: Session, prompt: list[int], **options: Any) -> list[tuple[int, int]]:
@@ -129,15 +120,7 @@ def test_any_proposals_give_the_same_tokens(
     want = drawn(plain, prompt, **options)
     tokens = [token for token, _ in want]
     drafted = model.session(CONTEXT, drafter=drafter)
-
-    def make(anchor: int, most: int) -> list[int]:
-        at = drafted.position - len(prompt) + 1
-        right = (tokens[at : at + most] + [7] * most)[:most]
-        if kind == "wrong":
-            return [(t + 1) % 512 for t in right]
-        return right if kind == "right" else [t if rng.random() < 0.6 else rng.randrange(512) for t in right]
-
-    drafted.proposer = lambda sampler, history, allowed: FakeProposer(make)  # type: ignore[method-assign]
+    script(drafted, len(prompt), tokens, kind, rng)
     assert drawn(drafted, prompt, drafting=drafts, **options) == want
     assert drafted._ext.live_bytes() == plain._ext.live_bytes()
     stats = drafted.stats.drafter

@@ -20,6 +20,7 @@ from .support import (
     Stored,
     random_stored,
     same_bits,
+    same_on_all_isas,
     sprinkle,
     stored_plain,
     values_of,
@@ -36,10 +37,8 @@ def product(isa: str, m: Stored, x: F32) -> F32:
 
 def on_all(m: Stored, x: F32) -> F32:
     """The same bits on every instruction set, which it returns."""
-    first = product(ISAS[0], m, x)
-    for isa in ISAS[1:]:
-        same_bits(product(isa, m, x), first)
-    return first
+    (got,) = same_on_all_isas(lambda isa: product(isa, m, x))
+    return got
 
 
 def columns(kind: str, width: int) -> int:

@@ -164,6 +164,18 @@ def experts_of(
     return [trio(kinds[0], kinds[1]) for _ in range(count)], trio(kinds[2], kinds[2])
 
 
+def experts_together(mode: str, n: int, chosen: int) -> None:
+    """n tokens of ragged sizes: expert 8 is everybody's, two of the first `chosen` are a token's own."""
+    rng = np.random.default_rng(n)
+    f, d = (96, 64) if mode == "fp8" else (45, 75)
+    shape = small_shape(hidden=d, expert_dim=f, n_experts=9, top_k=3)
+    experts, shared = experts_of(("bf16", "f16", "f32"), 9, f, d, rng)
+    ids = np.sort(np.stack([np.append(rng.permutation(chosen)[:2], 8) for _ in range(n)]), 1).astype(np.int32)
+    weights, x = f32(rng.random((n, 3))), values_of("normal", (n, d), rng)
+    x[0, :5] = 1e4
+    same_on_metal(shape, mode, lambda b: b.moe(x, ids, weights, experts, shared))
+
+
 @pytest.mark.parametrize("kind", COLUMN_BLOCK)
 def test_experts_of_every_type(kind: str) -> None:
     rng = np.random.default_rng(5)
@@ -180,11 +192,4 @@ def test_experts_of_every_type(kind: str) -> None:
 @pytest.mark.parametrize("n", [1, 2, 4, 6, 8, 9, 37])
 def test_experts_of_rows_together(mode: str, n: int) -> None:
     """Experts that one, some and all tokens of a tile chose; ragged sizes."""
-    rng = np.random.default_rng(n)
-    f, d = (96, 64) if mode == "fp8" else (45, 75)
-    shape = small_shape(hidden=d, expert_dim=f, n_experts=9, top_k=3)
-    experts, shared = experts_of(("bf16", "f16", "f32"), 9, f, d, rng)
-    ids = np.sort(np.stack([np.append(rng.permutation(8)[:2], 8) for _ in range(n)]), 1).astype(np.int32)
-    weights, x = f32(rng.random((n, 3))), values_of("normal", (n, d), rng)
-    x[0, :5] = 1e4
-    same_on_metal(shape, mode, lambda b: b.moe(x, ids, weights, experts, shared))
+    experts_together(mode, n, 8)

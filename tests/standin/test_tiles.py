@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds4v41 import OptionError
 from tests.ops.support import COLUMN_BLOCK, MODES, f32, random_stored, rope_of, small_shape, values_of
 
 from .both import needs_standin, same_on_metal
-from .test_layer_ops import coefficients, experts_of, streams
+from .test_layer_ops import coefficients, experts_of, experts_together, streams
 
 pytestmark = needs_standin
 
@@ -141,14 +142,7 @@ def test_experts_of_every_type(kind: str) -> None:
 @pytest.mark.parametrize("n", [25, 70])
 def test_experts_of_rows_together(mode: str, n: int) -> None:
     """An expert of all tokens, experts of some, one of none; ragged sizes."""
-    rng = np.random.default_rng(n)
-    f, d = (96, 64) if mode == "fp8" else (45, 75)
-    shape = small_shape(hidden=d, expert_dim=f, n_experts=9, top_k=3)
-    experts, shared = experts_of(("bf16", "f16", "f32"), 9, f, d, rng)
-    ids = np.sort(np.stack([np.append(rng.permutation(7)[:2], 8) for _ in range(n)]), 1).astype(np.int32)
-    weights, x = f32(rng.random((n, 3))), values_of("normal", (n, d), rng)
-    x[0, :5] = 1e4
-    same_on_metal(shape, mode, lambda b: b.moe(x, ids, weights, experts, shared))
+    experts_together(mode, n, 7)
 
 
 def test_a_prompt_takes_tiles_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,3 +159,16 @@ def test_a_prompt_takes_tiles_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
         same_on_metal(shape, "bf16", lambda b, a=arguments: b.head(*a), checked=False)
         after = _ext.metal_counters()["kernels"].get("linear_many", (0, 0))[0]
         assert after - before == 3 * used
+
+
+def test_an_override_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS4_METAL_TILES", "Always")
+    rng = np.random.default_rng(7)
+    matrix, (stream, mix) = random_stored("q8_0", 64, 64, rng), streams(rng, 9, 64)
+    with pytest.raises(OptionError, match=r"DS4_METAL_TILES: expected always or never, found 'Always'"):
+        same_on_metal(
+            small_shape(hidden=64, vocab=64),
+            "bf16",
+            lambda b: b.head(stream, mix, f32(np.ones(64)), matrix.argument()),
+            checked=False,
+        )

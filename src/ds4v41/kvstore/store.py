@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..checks import path_of
 from ..errors import OptionError, StoreError, shown
-from ..machine import human
+from ..machine import human, parse_bytes
 from .files import HOST, Files, disk_bytes
 from .find import Found, find
 from .format import BLOCK, ENCODER, FULL, KIND_NAMES, PAGE, Header, Prefixes, checksum
@@ -27,7 +27,7 @@ from .index import Index, Use
 from .memory_files import MemoryFiles
 from .policy import Item, off_ladder, victims
 from .results import PruneResult, PutResult, StoreStats, VerifyResult
-from .sizes import default_budget, parse_size
+from .sizes import default_budget
 from .upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -73,9 +73,9 @@ class KVStore:
             raise OptionError(f"read_only: expected True or False, found {shown(read_only)}")
         if path is None and (memory is not None or read_only):
             raise OptionError("memory and read_only go with a path: a store without one is all memory")
-        self._above = None if memory is None else KVStore(None, parse_size("memory", memory))
+        self._above = None if memory is None else KVStore(None, parse_bytes("memory", memory, 1))
         self._no_writes = "read_only=True" if read_only else ""
-        self._given = None if budget is None else parse_size("budget", budget)
+        self._given = None if budget is None else parse_bytes("budget", budget, 1)
         self._files: Files | MemoryFiles = MemoryFiles() if self.path is None else Files(self.path)
         self._lock = threading.RLock()
         self._damaged: list[str] = []
@@ -445,7 +445,7 @@ class KVStore:
     def prune(self, *, budget: int | str | None = None, dry_run: bool = False) -> PruneResult:
         """Bring the store below its budget (or a smaller one, this once); list what goes, or with dry_run would go.
         Also removes what dead writers left, and takes in objects that the index does not know."""
-        limit = self.budget if budget is None else parse_size("budget", budget)
+        limit = self.budget if budget is None else parse_bytes("budget", budget, 1)
         if self._no_writes and not dry_run:
             raise StoreError(f"{self.path}: cannot be pruned, the store is read-only ({self._no_writes})")
         with self._lock:
