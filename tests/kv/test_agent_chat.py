@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from benchmarks.agent_chat import conversations
 
 from ds4v41 import KVStore, Session
@@ -47,3 +48,18 @@ def test_no_turn_pays_for_what_was_stored(tmp_path: Path) -> None:
     assert reused >= 0.99 * reusable
     assert store.verify().clean
     store.close()
+
+
+@pytest.mark.parametrize("budget", [600_000, 1 << 20])
+def test_a_small_budget_is_kept_too(budget: int, tmp_path: Path) -> None:
+    """Where the index and its log are a good part of it."""
+    live: dict[int, Session] = {}
+    with KVStore(tmp_path / "s", budget=budget) as store:
+        for turn in conversations(turns=30, system=400, scale=0.02):
+            s = live.setdefault(turn.chat, session(context=1 << 13, chunk=256, retain=64, store=store))
+            s.advance_to(turn.prompt, shared=400)
+            assert store.stats().disk_bytes <= budget
+            s.prefill(turn.reply, None)
+            s.checkpoint()
+            assert store.stats().disk_bytes <= budget
+        assert store.stats().pages > 0 and store.verify().clean

@@ -40,8 +40,9 @@ FILES_AT_ONCE = 64
 """Files that a restore has open together."""
 FRESH = 2.0
 """Score of what has just been put."""
-MARGIN = 256 << 10
-"""Room that a put leaves for what the index grows by."""
+MARGIN, MARGIN_SHARE = 256 << 10, 4
+"""Room that a put leaves for what the index grows by, whose log alone takes 64 KiB before it is folded in; of a small
+budget a quarter."""
 _New = tuple[Header, NDArray[np.int32], NDArray[np.uint8]]
 
 
@@ -342,7 +343,7 @@ class KVStore:
 
     def _make_room(self, need: int, protected: set[bytes]) -> tuple[int, int, bool]:
         """Reserve `need` bytes, deleting what is least useful: (reservation, objects deleted, whether it fits)."""
-        overhead = self._overhead() + min(MARGIN, self.budget // 16)
+        overhead = self._overhead() + min(MARGIN, self.budget // MARGIN_SHARE)
         with self._index.writing() as db:
             over = self._index.used(db) + overhead + need - self.budget
             chosen: list[Item] = []
@@ -462,7 +463,7 @@ class KVStore:
     def _surplus(self, limit: int) -> list[Item]:
         """What has to go so that the store takes `limit` bytes."""
         with self._index.reading() as db:
-            over = self._index.used(db) + self._overhead() + min(MARGIN, limit // 16) - limit
+            over = self._index.used(db) + self._overhead() + min(MARGIN, limit // MARGIN_SHARE) - limit
             return victims(self._index.items(), over, (), self._index.tick())
 
     def _delete(self, items: Sequence[Item]) -> None:
