@@ -31,7 +31,7 @@ class Stop(Exception):
 def damage(path: Path, how: str, at: float) -> None:
     """Spoil a file of a store. at: where, from 0 to 1."""
     data = bytearray(path.read_bytes())
-    i = int(at * (len(data) - 1))
+    i = int(at * max(0, len(data) - 1))
     if how == "gone":
         path.unlink()
     elif how == "cut":
@@ -39,7 +39,7 @@ def damage(path: Path, how: str, at: float) -> None:
     elif how == "longer":
         path.write_bytes(data + data[:7])
     elif how == "bit":
-        data[i] ^= 4
+        data[i : i + 1] = bytes(b ^ 4 for b in data[i : i + 1])
         path.write_bytes(data)
     else:  # everything from there on
         data[i:] = bytes(b ^ 0x15 for b in data[i:])
