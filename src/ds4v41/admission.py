@@ -87,6 +87,8 @@ class DrafterStats:
     net_ms: float = 0.0
     entry_ms: float = 0.0
     """Of the lost time, what filling the drafter's windows took."""
+    entry_rows: int = 0
+    """Rows that were put into them then."""
     off_reason: str | None = None
     """Why drafting is off for the session, when a fault turned it off."""
 
@@ -310,11 +312,12 @@ class Admission:
         if self._skip > 0:
             self._skip -= 1
 
-    def entered(self, ms: float) -> None:
-        """The drafter's windows were filled: a price that is paid once, and says nothing about the next cycles."""
+    def entered(self, ms: float, rows: int) -> None:
+        """The drafter's windows were filled with so many rows: paid once, and no reason to stop."""
         if not self._refuse(ms):
             self.stats.net_ms += ms
             self.stats.entry_ms += ms
+            self.stats.entry_rows += rows
 
     def declined(self, draft_ms: float, serial_ms: float) -> None:
         """A draft was made but not verified; the token came by a plain step."""

@@ -283,7 +283,8 @@ class DraftingSteps:
     def _enter(self) -> None:
         """Fill the drafter's windows, when serial decoding or a prefill left much to do; what one draft leaves to the
         next is part of its price."""
-        if self._session.draft_backlog <= self._session.block_size + 1:
+        backlog = self._session.draft_backlog
+        if backlog <= self._session.block_size + 1:
             return
         before = time.perf_counter()
         try:
@@ -293,7 +294,7 @@ class DraftingSteps:
                 raise
             self._session.drop_drafter(f"{type(error).__name__}: {error}")
         spent = time.perf_counter() - before
-        self._admission.entered(1e3 * spent)
+        self._admission.entered(1e3 * spent, backlog)
         self._session._stats.add_decode(0, spent)
 
     def _draft(self, token: int, most: int) -> list[int]:

@@ -209,8 +209,9 @@ def test_known_costs_serve_the_next_call() -> None:
 
 def test_filling_the_windows_is_lost_time_but_no_reason_to_stop() -> None:
     admission = warmed()
-    admission.entered(1000.0)
+    admission.entered(1000.0, 128)
     assert admission.admit() and admission.stats.net_ms == admission.stats.entry_ms == 1000.0
+    assert admission.stats.entry_rows == 128
 
 
 def test_worth_says_how_likely_drafts_must_be_for_another_one() -> None:
