@@ -130,7 +130,15 @@ class Drafter:
 
     @property
     def session_bytes(self) -> int:
-        """Bytes that a session takes for it, beside its rings."""
+        """
+        Bytes that a session takes for it, beside its rings and what operations take.
+        """
+
+    @property
+    def working_bytes(self) -> int:
+        """
+        Bytes that the operations of a session's drafter take beside them, at most.
+        """
 
     @property
     def block(self) -> int: ...
