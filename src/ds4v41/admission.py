@@ -120,9 +120,13 @@ class KnownCosts:
     """
 
     def __init__(self, samples: int = 9) -> None:
-        self._draft: deque[float] = deque(maxlen=samples)
-        self._verify: dict[int, deque[float]] = {}
+        self._drafts: deque[float] = deque(maxlen=samples)
+        self._cycles: dict[int, deque[float]] = {}
         self._samples = samples
+        self.draft: float | None = None
+        """Median price of a draft."""
+        self.verify: dict[int, float] = {}
+        """Median price of the row counts that were measured. Replaced, never changed: other threads read it."""
         self.quiet = 0
         """Tokens since the last attempt."""
         self.serial_ms: float | None = None
@@ -130,21 +134,30 @@ class KnownCosts:
 
     def add_draft(self, draft: float) -> None:
         """One draft, whatever became of it."""
-        self._draft.append(draft)
+        self._drafts.append(draft)
+        self.draft = median(list(self._drafts))
 
     def add(self, draft: float, verify: float, rows: int) -> None:
         """One cycle."""
         self.add_draft(draft)
-        self._verify.setdefault(rows, deque(maxlen=self._samples)).append(verify)
+        samples = self._cycles.setdefault(rows, deque(maxlen=self._samples))
+        samples.append(verify)
+        self.verify = self.verify | {rows: median(list(samples))}
 
-    @property
-    def draft(self) -> float | None:
-        """Median price of a draft."""
-        return median(list(self._draft)) if self._draft else None
+    def table(self, rows: int, row_cost: float) -> list[float]:
+        """Prices of 1, 2 .. `rows` rows: medians, or a line from the neighbours of a count that was not measured."""
+        known = {1: 1.0} | self.verify
+        return [known[n] if n in known else _between(known, n, row_cost) for n in range(1, rows + 1)]
 
-    def verify(self) -> dict[int, float]:
-        """Median price of the row counts that were measured."""
-        return {rows: median(list(samples)) for rows, samples in list(self._verify.items())}
+
+def _between(known: dict[int, float], rows: int, row_cost: float) -> float:
+    below = max(n for n in known if n < rows)
+    above = min((n for n in known if n > rows), default=None)
+    if above is not None:
+        return known[below] + (rows - below) / (above - below) * (known[above] - known[below])
+    # Hopeful: what is thought too dear is never measured. (The second row costs more than those behind it.)
+    slope = row_cost if below == 1 else min(row_cost, (known[below] - 1) / (below - 1))
+    return known[below] + (rows - below) * max(0.0, slope)
 
 
 class Admission:
@@ -161,7 +174,7 @@ class Admission:
         self._block = block
         self.stats = DrafterStats(accepted_at=[0] * block, verified_at=[0] * block)
         self._serial: deque[float] = deque(maxlen=self.config.samples)
-        self._verify: dict[int, deque[float]] = {}
+        self._table: list[float] = []  # prices of row counts; empty: to be asked for
         self._n_serial = 0
         self._calls = 0
         self._net = 0.0
@@ -174,7 +187,6 @@ class Admission:
         self._log_certainty = self._certainty_weight = 0.0  # a weighted sum, and the sum of the weights
         self._seen_held = self._seen_due = 0.0  # drafts that held, and that should have by the target's certainty
         self._keep = 0.5 ** (1 / self.config.forget)
-        self._prices: list[float] = []  # of a draft and of 2, 3, ... rows, in serial steps; empty: to be worked out
         self._asked: tuple[float, list[float]] = (1.0, [])  # certainty and signals of the attempt at hand
 
     # ---- questions -----------------------------------------------------------------------------------------------
@@ -188,7 +200,7 @@ class Admission:
         """Shall a draft be made now?"""
         if self._invalid or self._skip > 0 or (in_reasoning and not self.config.reasoning):
             return False
-        if self._n_serial < self.config.min_serial and (self._known.serial_ms is None or not self._known.verify()):
+        if self._n_serial < self.config.min_serial and (self._known.serial_ms is None or not self._known.verify):
             return False
         if self.config.gate != "value" or self._known.quiet >= self.config.longest_quiet:
             return True
@@ -206,22 +218,13 @@ class Admission:
 
     def _expected_gain(self, chance: float) -> float:
         """Of an attempt whose drafts each hold with this chance if those before did, in serial steps."""
-        if not self._prices:
-            self._work_out_prices()
         survival, tokens, best = 1.0, 1.0, 0.0
-        for price in self._prices[1:]:
-            survival *= min(0.99, chance)
+        chance = min(0.99, chance)
+        for rows in range(2, self._block + 2):
+            survival *= chance
             tokens += survival
-            best = max(best, tokens - price)
-        return best - self._prices[0]
-
-    def _work_out_prices(self) -> None:
-        serial, draft = self.serial_ms, self._known.draft
-        if not serial:  # a clock too coarse to tell
-            self._prices = [math.inf]
-            return
-        verify = [self.verify_cost(rows) / serial for rows in range(2, self._block + 2)]
-        self._prices = [self.config.draft_cost if draft is None else draft, *verify]
+            best = max(best, tokens - self._price(rows))
+        return best - (self.config.draft_cost if self._known.draft is None else self._known.draft)
 
     def choose(self, signals: Sequence[float]) -> int:
         """How many drafts to verify, 0 to decline. `signals`: chance of each draft given that those before it hold.
@@ -243,15 +246,14 @@ class Admission:
 
     def _best_length(self, chances: Sequence[float]) -> int:
         """The length with the largest expected gain over serial steps; the draft itself is paid for already."""
-        serial = self.serial_ms
-        if serial is None:
+        if self.serial_ms is None:
             return len(chances)
         best, best_gain, survival, expected = 0, 0.0, 1.0, 0.0
         trust = self._trust()
         for i, chance in enumerate(chances):
             survival *= chance
             expected += survival
-            gain = serial * (1 + trust * expected) - self.verify_cost(i + 2)
+            gain = 1 + trust * expected - self._price(i + 2)
             if gain > best_gain:
                 best, best_gain, self._hoped = i + 1, gain, expected
         return best
@@ -264,29 +266,20 @@ class Admission:
     def worth(self, most: int) -> list[float]:
         """How likely the first 1, 2, ... of `most` drafts must be together, at least, for a further one to pay even if
         it were certain. (Making one costs little, not nothing.)"""
-        serial = self.serial_ms
-        if self.config.gate != "value" or not serial:
+        if self.config.gate != "value" or self.serial_ms is None:
             return []
-        costs = [self.verify_cost(rows) for rows in range(2, most + 2)]
-        return [(more - cost) / (serial * self._trust()) for cost, more in pairwise(costs)]
+        prices, trust = [self._price(rows) for rows in range(2, most + 2)], self._trust()
+        return [(more - price) / trust for price, more in pairwise(prices)]
 
     def verify_cost(self, rows: int) -> float:
-        """Expected milliseconds of a verify step: the median of this row count, or a line from its neighbours."""
-        serial = self.serial_ms or 0.0
-        known = {1: serial} | {n: price * serial for n, price in self._known.verify().items()}
-        known |= {n: median(samples) for n, samples in self._verify.items()}
-        if rows in known:
-            return known[rows]
-        below = max(n for n in known if n < rows)
-        above = min((n for n in known if n > rows), default=None)
-        if above is not None:
-            share = (rows - below) / (above - below)
-            return known[below] + share * (known[above] - known[below])
-        # Hopeful: what is thought too dear is never measured. (The second row costs more than those behind it.)
-        slope = self.config.row_cost * serial
-        if below > 1:
-            slope = min(slope, (known[below] - serial) / (below - 1))
-        return known[below] + (rows - below) * max(0.0, slope)
+        """Expected milliseconds of a verify step."""
+        return self._price(rows) * (self.serial_ms or 0.0)
+
+    def _price(self, rows: int) -> float:
+        """In serial steps."""
+        if not self._table:
+            self._table = self._known.table(self._block + 1, self.config.row_cost)
+        return self._table[rows - 1]
 
     # ---- what happened -------------------------------------------------------------------------------------------
 
@@ -337,7 +330,6 @@ class Admission:
             return
         if self.serial_ms:
             self._known.add(draft_ms / self.serial_ms, verify_ms / self.serial_ms, drafts + 1)
-        self._verify.setdefault(drafts + 1, deque(maxlen=self.config.samples)).append(verify_ms)
         stats, hits = self.stats, committed - 1
         self._learn(hits, hits + (hits < drafts))
         self._expected = 0.95 * self._expected + self._hoped
@@ -358,7 +350,7 @@ class Admission:
         self._seen_due = memory * self._seen_due + tried * self._asked[0]
         self._known.quiet = 0
         self._known.serial_ms = self.serial_ms
-        self._prices = []
+        self._table = []
 
     def _refuse(self, *times: float) -> bool:
         if not all(math.isfinite(ms) and 0 <= ms <= 6e7 for ms in times):

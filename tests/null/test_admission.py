@@ -257,7 +257,7 @@ def test_the_cost_of_unmeasured_rows_lies_between_its_neighbours(measured: dict[
     known = {1: 10.0} | measured
     cost = admission.verify_cost(rows)
     if rows in known:
-        assert cost == known[rows]
+        assert cost == pytest.approx(known[rows])
     else:
         below = known[max(n for n in known if n < rows)]
         above = [known[min(n for n in known if n > rows)]] if any(n > rows for n in known) else []
