@@ -47,6 +47,8 @@ class AdmissionConfig:
     """Serial tokens after which half of what was seen is forgotten: text changes."""
     certainty_memory: float = 0.9
     """The certainty of the target is a running mean with this memory a token."""
+    longest_unmeasured: int = 64
+    """Tokens out of blocks after which one serial step is taken, to know what it costs now."""
     longest_quiet: int = 1024
     """Tokens without an attempt, in all calls together, after which one is made: costs may have changed."""
     calibration: float = 4.0
@@ -113,6 +115,10 @@ def _counted(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
+_STALE = 16
+"""Cycles after which the oldest price of every other row count is forgotten."""
+
+
 class KnownCosts:
     """What drafts and verify steps cost on this machine, in serial steps.
 
@@ -122,6 +128,7 @@ class KnownCosts:
     def __init__(self, samples: int = 9) -> None:
         self._drafts: deque[float] = deque(maxlen=samples)
         self._cycles: dict[int, deque[float]] = {}
+        self._n_cycles = 0
         self._samples = samples
         self.draft: float | None = None
         """Median price of a draft."""
@@ -129,8 +136,14 @@ class KnownCosts:
         """Median price of the row counts that were measured. Replaced, never changed: other threads read it."""
         self.quiet = 0
         """Tokens since the last attempt."""
+        self._serial: deque[float] = deque(maxlen=samples)
         self.serial_ms: float | None = None
-        """Of the last call that knew."""
+        """Median time of a serial step."""
+
+    def add_serial(self, ms: float) -> None:
+        """One serial step."""
+        self._serial.append(ms)
+        self.serial_ms = median(list(self._serial))
 
     def add_draft(self, draft: float) -> None:
         """One draft, whatever became of it."""
@@ -142,7 +155,16 @@ class KnownCosts:
         self.add_draft(draft)
         samples = self._cycles.setdefault(rows, deque(maxlen=self._samples))
         samples.append(verify)
-        self.verify = self.verify | {rows: median(list(samples))}
+        self._n_cycles += 1
+        if self._n_cycles % _STALE == 0:
+            self._age(rows)
+        self.verify = {n: median(list(of)) for n, of in list(self._cycles.items()) if of}
+
+    def _age(self, rows: int) -> None:
+        """What was measured once in a bad moment, and is not tried since, is forgotten a sample at a time."""
+        for n, samples in list(self._cycles.items()):
+            if n != rows and samples:
+                samples.popleft()
 
     def table(self, rows: int, row_cost: float) -> list[float]:
         """Prices of 1, 2 .. `rows` rows: medians, or a line from the neighbours of a count that was not measured."""
@@ -173,9 +195,8 @@ class Admission:
         self._known = KnownCosts(self.config.samples) if known is None else known
         self._block = block
         self.stats = DrafterStats(accepted_at=[0] * block, verified_at=[0] * block)
-        self._serial: deque[float] = deque(maxlen=self.config.samples)
         self._table: list[float] = []  # prices of row counts; empty: to be asked for
-        self._n_serial = 0
+        self._n_serial = self._unmeasured = 0
         self._calls = 0
         self._net = 0.0
         self._debt = 0.0
@@ -193,14 +214,16 @@ class Admission:
 
     @property
     def serial_ms(self) -> float | None:
-        """Median cost of a serial step, of an earlier call before the first of this one; None where there is none."""
-        return median(self._serial) if self._serial else self._known.serial_ms
+        """Median cost of the last serial steps, also of earlier calls; None before the first."""
+        return self._known.serial_ms
 
     def admit(self, in_reasoning: bool = False) -> bool:
         """Shall a draft be made now?"""
         if self._invalid or self._skip > 0 or (in_reasoning and not self.config.reasoning):
             return False
         if self._n_serial < self.config.min_serial and (self._known.serial_ms is None or not self._known.verify):
+            return False
+        if self._unmeasured >= self.config.longest_unmeasured:
             return False
         if self.config.gate != "value" or self._known.quiet >= self.config.longest_quiet:
             return True
@@ -296,8 +319,9 @@ class Admission:
         if not 0 <= ms <= 6e7 or self._invalid:
             self._invalid = True
             return
-        self._serial.append(ms)
+        self._known.add_serial(ms)
         self._n_serial += 1
+        self._unmeasured = 0
         self._known.quiet += 1
         self._seen_held *= self._keep
         self._seen_due *= self._keep
@@ -318,7 +342,9 @@ class Admission:
             return
         if self.serial_ms:
             self._known.add_draft(draft_ms / self.serial_ms)
+        self._known.add_serial(serial_ms)
         self._n_serial += 1
+        self._unmeasured = 0
         self.stats.declines += 1
         survivals = [1.0, *accumulate(self._asked[1], mul)]
         self._learn(sum(survivals[1:]), sum(survivals[:-1]))
@@ -330,6 +356,7 @@ class Admission:
             return
         if self.serial_ms:
             self._known.add(draft_ms / self.serial_ms, verify_ms / self.serial_ms, drafts + 1)
+        self._unmeasured += committed
         stats, hits = self.stats, committed - 1
         self._learn(hits, hits + (hits < drafts))
         self._expected = 0.95 * self._expected + self._hoped
@@ -349,7 +376,6 @@ class Admission:
         self._seen_held = memory * self._seen_held + held
         self._seen_due = memory * self._seen_due + tried * self._asked[0]
         self._known.quiet = 0
-        self._known.serial_ms = self.serial_ms
         self._table = []
 
     def _refuse(self, *times: float) -> bool:

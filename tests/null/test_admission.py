@@ -220,6 +220,30 @@ def test_worth_says_how_likely_drafts_must_be_for_another_one() -> None:
     assert warmed(AdmissionConfig(gate="top")).worth(5) == [] == Admission().worth(5)
 
 
+def test_a_price_from_a_bad_moment_is_not_kept_for_ever() -> None:
+    known = KnownCosts()
+    known.add(0.5, 30.0, 6)
+    for _ in range(15):
+        known.add(0.5, 2.0, 3)
+    assert known.verify == {3: 2.0}
+    assert known.table(6, 0.3) == pytest.approx([1.0, 1.5, 2.0, 2.3, 2.6, 2.9])
+
+
+def test_a_serial_step_now_and_then_tells_what_it_costs() -> None:
+    """Where everything comes out of blocks, too: the machine may have become faster or slower."""
+    admission = warmed()
+    for _ in range(10):
+        admission.verified(1.0, 20.0, 5, 6)
+        assert admission.admit()
+    admission.verified(1.0, 20.0, 5, 6)
+    assert not admission.admit()
+    admission.declined(1.0, 30.0)
+    assert admission.admit()
+    for _ in range(8):
+        admission.serial_step(30.0)
+    assert admission.serial_ms == 30.0
+
+
 def test_reasoning_is_left_alone_on_demand() -> None:
     admission = warmed(AdmissionConfig(reasoning=False))
     assert not admission.admit(in_reasoning=True)
