@@ -37,7 +37,7 @@ class AdmissionConfig:
     """Debt in the middle of a window, in serial steps, that ends it at once."""
     back_off: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
     """Serial tokens after a losing window, by the number of losing windows in a row."""
-    prior: float = 0.95
+    prior: float = 0.97
     """Chance of a draft where the target is certain, before anything was seen of the text."""
     prior_weight: float = 8.0
     """Weight of the prior, in drafts."""
@@ -53,6 +53,8 @@ class AdmissionConfig:
     """Tokens without an attempt, in all calls together, after which one is made: costs may have changed."""
     calibration: float = 4.0
     """Weight, in accepted drafts, of the belief that signals are right; what was accepted outweighs it in time."""
+    margin: float = 0.2
+    """Expected gain of an attempt, in serial steps, above which it is made: not all that a cycle costs is timed."""
     gate: Gate = "value"
     """value: verify as many drafts as the running costs justify. top: all of them when enough in a row look good.
     none: all of them, always."""
@@ -227,7 +229,7 @@ class Admission:
             return False
         if self.config.gate != "value" or self._known.quiet >= self.config.longest_quiet:
             return True
-        return self._expected_gain(self._due() * self._quality()) > 0
+        return self._expected_gain(self._due() * self._quality()) > self.config.margin
 
     def _due(self) -> float:
         """How likely a draft should hold by the target's certainty. (Its likeliest token is right more often than it
