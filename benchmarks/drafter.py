@@ -1,93 +1,37 @@
 """Measures the drafter on the nano model: acceptance, costs, and speed against serial decoding.
 
-    python benchmarks/drafter.py [--tokens 160] [--rounds 2] [--temperature 0] [--clock cpu|wall] [--json FILE]
+    python benchmarks/drafter.py [--prompts 16] [--part fresh|tuning] [--temperature 0] [--clock cpu|wall] [--json FILE]
 
-Four sets of prompts: library code that the model was not trained on (sortedcontainers, if it is installed), requests
-made of that code's docstrings, requests of the kind the model was trained on, and random tokens. Every prompt is
-generated serially and drafted, a token each in turns, and the texts are compared. Answers to requests end with the
-turn, the other texts after --tokens. With --clock cpu (default) one thread runs and its CPU time counts, so that other
-work on the machine does not.
+Four sets of prompts (benchmarks/draft_prompts.py): library code that the model was not trained on (sortedcontainers, if
+it is installed), requests made of that code's docstrings, requests of the kind the model was trained on, and random
+tokens. Every prompt is generated serially and drafted, a token each in turns, and the texts are compared. Answers to
+requests end with the turn, the other texts after --tokens. With --clock cpu (default) one thread runs and its CPU time
+counts, so that other work on the machine does not.
+
+What each kind of step costs is measured before, on prompts of the other part. With these prices and the counts of what
+the controller did (steps, cycles by length, declined drafts, rows of entries) a speed is predicted for every text.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import inspect
 import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from draft_prompts import REQUESTS, prompt_sets
 
 import ds4v41
 from ds4v41 import drafting as drafting_module
 from ds4v41.admission import AdmissionConfig, Costs, DrafterStats, TraceStep, replay
 from ds4v41.chat import render
 from ds4v41.generation import GenerationOptions, TokenStream
-
-REQUESTS = (
-    "Write a function that checks whether a number is prime.",
-    "Write a Python function `word_count(text)` that counts the words in a string.",
-    "Write a function that reverses a string.",
-    "Write a function that returns the largest number of a list.",
-    "Write a function that computes the factorial of a number.",
-    "Write a function that checks whether a text is a palindrome.",
-    "Write a Python function `fibonacci(n)` that returns the first n Fibonacci numbers.",
-    "Write a function that removes duplicates from a list.",
-)
-
-
-def library_code(model: ds4v41.Model, n: int) -> list[list[int]]:
-    """Beginnings of methods in the middle of a source file."""
-    import sortedcontainers.sorteddict
-    import sortedcontainers.sortedlist
-    import sortedcontainers.sortedset
-
-    modules = (sortedcontainers.sortedlist, sortedcontainers.sorteddict, sortedcontainers.sortedset)
-    prompts = []
-    for i in range(n):
-        ids = model.tokenizer.encode(inspect.getsource(modules[i % len(modules)]), add_bos=True)
-        start = 600 + 900 * (i // len(modules))
-        prompts.append([ids[0], *ids[start : start + 256]])
-    return prompts
-
-
-def docstring_chats(model: ds4v41.Model, n: int) -> list[list[int]]:
-    """Requests made of functions that the model has not seen."""
-    import sortedcontainers.sortedlist
-
-    tree = ast.parse(inspect.getsource(sortedcontainers.sortedlist))
-    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and ast.get_docstring(f)]
-    prompts = []
-    for f in functions[:: max(1, len(functions) // n)][:n]:
-        names = ", ".join(a.arg for a in f.args.args if a.arg != "self")
-        summary = str(ast.get_docstring(f)).split("\n")[0]
-        prompts.append(chat(model, f"Write `{f.name}({names})`: {summary}"))
-    return prompts
-
-
-def chat(model: ds4v41.Model, text: str) -> list[int]:
-    prompt = render([{"role": "user", "content": text}], thinking=False)
-    return [int(t) for t in prompt.encode(model.tokenizer)]
-
-
-def prompt_sets(model: ds4v41.Model, n: int) -> dict[str, list[list[int]]]:
-    rng = random.Random(1)
-    sets = {
-        "template chats": [chat(model, text) for text in REQUESTS[:n]],
-        "random tokens": [[0, *(rng.randrange(8, 4079) for _ in range(64))] for _ in range(n)],
-    }
-    try:
-        return {"library code": library_code(model, n), "docstring chats": docstring_chats(model, n)} | sets
-    except ImportError:
-        print("sortedcontainers is not installed: its two sets are left out", file=sys.stderr)
-        return sets
 
 
 def generate(
@@ -154,15 +98,53 @@ def costs(
     return Costs(middle["serial"], middle["draft5"], verify), [middle[f"draft{n}"] for n in range(1, 6)]
 
 
-def predicted_ms(stats: DrafterStats, cost: Costs, draft_ms: list[float]) -> tuple[float, float]:
-    """What a call should have taken by the costs of its parts, and what it should have taken serially."""
+@dataclass(frozen=True)
+class Prices:
+    """Milliseconds of what a text is made of, the decode loop's own time included."""
+
+    serial: float  # a token without a drafter
+    idle: float  # a token with a drafter that is not asked
+    cycles: list[float]  # of 1, 2, ... drafts
+    draft: float
+    row: float  # of filling the windows
+
+
+def price_list(
+    model: ds4v41.Model,
+    drafter: ds4v41.Drafter,
+    sets: dict[str, list[list[int]]],
+    args: Any,
+    clock: Callable[[], float],
+) -> Prices:
+    """Serial texts, and texts in which every step verifies so many drafts, a token each in turns."""
+    modes: list[Any] = ["off", 0, 1, 2, 3, 4, 5]
+    seconds, tokens = dict.fromkeys(modes, 0.0), 0
+    stats: dict[Any, list[DrafterStats]] = {mode: [] for mode in modes}
+    for name, prompts in sets.items():
+        stop = model.config.eos_token_id if "chats" in name else None
+        options = {"temperature": args.temperature, "seed": 5, "max_tokens": min(args.tokens, 100), "stop": stop}
+        for prompt in prompts:
+            sessions = {mode: model.session(1024, drafter=None if mode == "off" else drafter) for mode in modes}
+            texts, took = in_turns(sessions, prompt, clock, options)
+            tokens += len(texts["off"]) - 1
+            for mode in modes:
+                seconds[mode] += took[mode]
+                stats[mode] += [s for s in [sessions[mode].stats.drafter] if s is not None]
+    entry = {mode: sum(s.entry_ms for s in stats[mode]) for mode in modes}
+    rows = sum(s.entry_rows for mode in modes for s in stats[mode])
+    cycles = [(1e3 * seconds[k] - entry[k]) / sum(s.cycles for s in stats[k]) for k in modes[2:]]
+    draft = costs(model, drafter, sets["random tokens"][0], clock)[1]
+    per_token = {mode: 1e3 * seconds[mode] / tokens for mode in ("off", 0)}
+    return Prices(per_token["off"], per_token[0], cycles, statistics.fmean(draft), sum(entry.values()) / rows)
+
+
+def predicted(stats: DrafterStats, prices: Prices) -> float:
+    """The speed that a call should have had, by the prices of its parts."""
     at = [*stats.verified_at, 0]
-    cycles = sum(
-        (at[i] - at[i + 1]) * (draft_ms[i] + cost.verify_ms[i]) for i in range(len(cost.verify_ms))
-    )  # fmt: skip
+    cycles = sum((at[i] - at[i + 1]) * price for i, price in enumerate(prices.cycles))
     plain = stats.serial_tokens + stats.declines
-    ms = plain * cost.serial_ms + stats.declines * draft_ms[0] + cycles + stats.entry_ms
-    return ms, (plain + stats.committed) * cost.serial_ms
+    ms = plain * prices.idle + stats.declines * prices.draft + cycles + stats.entry_rows * prices.row
+    return (plain + stats.committed) * prices.serial / ms
 
 
 def trace(
@@ -171,9 +153,10 @@ def trace(
     """A draft at every position of a text: with the confidence head's chances, and with the drawn tokens' own."""
     session = model.session(1024, drafter=drafter)
     sampler = ds4v41.sampling.Sampler(GenerationOptions.from_options(options, model).sampling, model.config.vocab_size)
-    session.prefill(prompt)
+    row = session.advance_to(np.array(prompt, np.int32))
     steps = []
     for i in range(len(tokens) - 6):
+        certainty = float(1 / np.exp(row.astype(np.float64) - row.max()).sum())
         ext, previous, accepted, alive, head, top = session._ext, tokens[i], 0, True, [], []
         ext.draft_start(previous, 5)
         for k in range(5):
@@ -183,8 +166,8 @@ def trace(
             top.append(likeliest)
             alive = alive and previous == tokens[i + 1 + k]
             accepted += alive
-        steps.append((TraceStep(tuple(head), accepted), TraceStep(tuple(top), accepted)))
-        session.feed(tokens[i])
+        steps.append(tuple(TraceStep(tuple(s), accepted, certainty=certainty) for s in (head, top)))
+        row = session.feed(tokens[i])
     return steps
 
 
@@ -239,7 +222,7 @@ def reasoning(
             )
             inside = line.index(end) if end in line else len(line)
             steps = trace(model, drafter, prompt, line, temperature=temperature, seed=5)
-            traces.append([TraceStep(s.signals, s.accepted, i < inside) for i, (_, s) in enumerate(steps)])
+            traces.append([replace(s, in_reasoning=i < inside) for i, (_, s) in enumerate(steps)])
         found: dict[str, Any] = {}
         for name, where in (("reasoning", True), ("answers", False)):
             held = [s.accepted for t in traces for s in t if s.in_reasoning == where]
@@ -265,11 +248,11 @@ def measure(
     prompts: list[list[int]],
     args: Any,
     clock: Callable[[], float],
-    cost: tuple[Costs, list[float]],
+    prices: Prices,
     stop: int | None,
 ) -> dict[str, Any]:
     options = {"temperature": args.temperature, "seed": 5, "max_tokens": args.tokens, "stop": stop}
-    ratios, forced_ratios, predicted, by_costs = [], [], [], []
+    ratios, forced_ratios, own, by_prices = [], [], [], []
     forced: list[Any] = []
     cycles: list[Any] = []
     n_tokens = 0
@@ -285,9 +268,8 @@ def measure(
             forced.append(sessions[5].stats.drafter)
             stats = sessions["auto"].stats.drafter
             cycles.append(stats)
-            predicted.append(1 - stats.net_ms / (took["auto"] * 1e3))
-            ms, plain = predicted_ms(stats, *cost)
-            by_costs.append(plain / ms)
+            own.append(1 - stats.net_ms / (took["auto"] * 1e3))
+            by_prices.append(predicted(stats, prices))
         ratios.append(seconds["off"] / seconds["auto"])
         forced_ratios.append(seconds["off"] / seconds[5])
     at = [sum(s.accepted_at[i] for s in forced) / max(1, sum(s.verified_at[i] for s in forced)) for i in range(5)]
@@ -302,15 +284,17 @@ def measure(
         "cycles_auto": sum(s.cycles for s in cycles) / args.rounds / len(prompts),
         "declines_auto": sum(s.declines for s in cycles) / args.rounds / len(prompts),
         "back_offs_auto": sum(s.back_offs for s in cycles) / args.rounds / len(prompts),
-        "by_its_own_ledger": math.exp(statistics.fmean(math.log(p) for p in predicted)),
-        "by_costs_and_acceptance": math.exp(statistics.fmean(math.log(p) for p in by_costs)),
+        "entry_rows_auto": sum(s.entry_rows for s in cycles) / args.rounds / len(prompts),
+        "by_its_own_ledger": math.exp(statistics.fmean(math.log(p) for p in own)),
+        "by_prices_and_counts": math.exp(statistics.fmean(math.log(p) for p in by_prices)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--part", choices=("fresh", "tuning"), default="fresh")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
@@ -323,16 +307,22 @@ def main() -> None:
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
     drafting_module.time = argparse.Namespace(perf_counter=clock)  # type: ignore[attr-defined]
     result: dict[str, Any] = {"arguments": vars(args)}
-    with ds4v41.Model.open(threads=1 if args.clock == "cpu" else None) as model:
+    with ds4v41.Model.open(threads=1) as model:
         drafter = ds4v41.Drafter.open(None, model)
-        sets = prompt_sets(model, args.prompts)
+        sets = prompt_sets(model, args.prompts, args.part)
         cost, draft_ms = costs(model, drafter, sets["random tokens"][0], clock)
         result["costs_ms"] = {"serial": cost.serial_ms, "draft_1_to_5": draft_ms, "verify_2_to_6": cost.verify_ms}
         print(json.dumps(result["costs_ms"]))
         if args.reasoning:
-            result["reasoning"] = reasoning(model, drafter, list(REQUESTS[: args.prompts]), cost, args.tokens)
+            requests = list(REQUESTS[args.part][: args.prompts])
+            result["reasoning"] = reasoning(model, drafter, requests, cost, args.tokens)
             print(json.dumps(result["reasoning"], indent=1))
             sets = {}
+        if sets and not args.optimum and not args.policies:
+            others = prompt_sets(model, 3, "tuning" if args.part == "fresh" else "fresh")
+            prices = price_list(model, drafter, others, args, clock)
+            result["prices_ms"] = asdict(prices)
+            print(json.dumps(result["prices_ms"]))
         for name, prompts in sets.items():
             if args.sets and not any(part in name for part in args.sets):
                 continue
@@ -344,7 +334,7 @@ def main() -> None:
                 continue
             drafter = ds4v41.Drafter.open(None, model)  # which knows nothing of the calls before
             stop = model.config.eos_token_id if "chats" in name else None
-            result[name] = measure(model, drafter, prompts, args, clock, (cost, draft_ms), stop)
+            result[name] = measure(model, drafter, prompts, args, clock, prices, stop)
             print(name, json.dumps(result[name]))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:

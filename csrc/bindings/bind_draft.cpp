@@ -43,17 +43,18 @@ void start(SessionHandle& h, int32_t anchor, int n_rows) {
   });
 }
 
-nb::tuple feed_draw(SessionHandle& h, int32_t token, Sampler& sampler, uint64_t seed, TokenHistory* history) {
-  return draw_tuple(h.call([&](Session& s, Poll* poll) { return feed(s, {sampler, seed, history}, token, poll); }), sampler);
+nb::tuple feed_draw(SessionHandle& h, int32_t token, Sampler& sampler, uint64_t seed, TokenHistory* history, bool chances) {
+  const auto feed_one = [&](Session& s, Poll* poll) { return feed(s, {sampler, seed, history, chances}, token, poll); };
+  return draw_tuple(h.call(feed_one), sampler, chances);
 }
 
 nb::list verify_draw(SessionHandle& h, const std::vector<int32_t>& tokens, Sampler& sampler, uint64_t seed,
-                     TokenHistory* history) {
+                     TokenHistory* history, bool chances) {
   const auto draws = h.call([&](Session& s, Poll* poll) {
-    return verify(s, {sampler, seed, history}, tokens.data(), static_cast<int>(tokens.size()), poll, h.taking_back);
+    return verify(s, {sampler, seed, history, chances}, tokens.data(), static_cast<int>(tokens.size()), poll, h.taking_back);
   });
   nb::list out;
-  for (const Draw& d : draws) out.append(draw_tuple(d, sampler));
+  for (const Draw& d : draws) out.append(draw_tuple(d, sampler, chances));
   return out;
 }
 
@@ -89,8 +90,10 @@ void bind_draft(nb::class_<SessionHandle>& session) {
            "start: runs the stages first, as draft_start(anchor, start). The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token "
            "of each row). Stops early when the product of the chances so far is not above `worth` of that many drafts.")
       .def("feed_draw", &feed_draw, nb::arg("token"), nb::arg("sampler"), nb::arg("seed"), nb::arg("history") = nb::none(),
-           "Appends a token and draws the next: as Sampler.draw. The history holds the token already.")
-      .def("verify_draw", &verify_draw, nb::arg("tokens"), nb::arg("sampler"), nb::arg("seed"), nb::arg("history") = nb::none(),
+           nb::arg("chances") = false,
+           "Appends a token and draws the next: as Sampler.draw. The history holds the token already. chances: a fifth item, "
+           "how likely the likeliest token was (after bias and penalties, at temperature 1).")
+      .def("verify_draw", &verify_draw, nb::arg("tokens"), nb::arg("sampler"), nb::arg("seed"), nb::arg("history") = nb::none(), nb::arg("chances") = false,
            "Appends a token and drafts behind it, draws row after row while the drafts hold, and takes the others back: a "
            "list of draws, one more than drafts that held.")
       .def_prop_ro("taking_back", [](SessionHandle& h) { return h.taking_back; },

@@ -137,15 +137,18 @@ void bind_drafter_builder(nb::module_& m) {
       .def("build", [](B& self) { return new DrafterHandle{self.builder.build(), std::move(self.owners)}; });
   nb::class_<DrafterHandle>(m, "Drafter", "A drafter's weights, shared by the sessions of its target.")
       .def_prop_ro("session_bytes",
+                   [](const DrafterHandle& h) { return static_cast<int64_t>(Drafter::bytes(*h.drafter)); },
+                   "Bytes that a session takes for it, beside its rings and what operations take.")
+      .def_prop_ro("working_bytes",
                    [](const DrafterHandle& h) {
                      const DrafterModel& d = *h.drafter;
-                     auto bytes = static_cast<int64_t>(Drafter::bytes(d));
+                     const int block = d.sizes.block;
 #ifdef DS4_METAL
-                     if (d.target->isa == metal::kName) bytes += metal::draft_working_bytes(d.shape, d.weights, d.sizes.block, Drafter::kBatch);
+                     if (d.target->isa == metal::kName) return metal::draft_working_bytes(d.shape, d.weights, block, Drafter::kBatch);
 #endif
-                     return bytes;
+                     return cpu::draft_working_bytes(d.shape, d.weights, block, Drafter::kBatch, d.target->pool->n_threads());
                    },
-                   "Bytes that a session takes for it, beside its rings.")
+                   "Bytes that the operations of a session's drafter take beside them, at most.")
       .def_prop_ro("block", [](const DrafterHandle& h) { return h.drafter->sizes.block; })
       .def_prop_ro("n_stages", [](const DrafterHandle& h) { return h.drafter->n_stages(); });
 }

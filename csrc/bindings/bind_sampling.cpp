@@ -45,14 +45,14 @@ void make_sampler(Sampler* self, int32_t n_vocab, float temperature, int64_t top
 }
 
 nb::tuple draw(Sampler& sampler, const Floats1& logits, uint64_t seed, int64_t position, const TokenHistory* history,
-               const std::optional<Tokens>& allowed) {
+               const std::optional<Tokens>& allowed, bool chance) {
   const SamplingRow row = row_of(sampler, logits, history, allowed);
   Draw drawn;
   {
     const nb::gil_scoped_release release;
-    drawn = sampler.draw(row, seed, position);
+    drawn = sampler.draw(row, seed, position, chance);
   }
-  return py::draw_tuple(drawn, sampler);
+  return py::draw_tuple(drawn, sampler, chance);
 }
 
 py::Out<int32_t> draw_many(Sampler& sampler, const Floats1& logits, const Seeds& seeds, const Positions& positions,
@@ -104,7 +104,9 @@ void bind_sampling(nb::module_& m) {
            "logit_bias"_a = std::vector<std::pair<int32_t, float>>{}, "logprobs"_a = false, "top_logprobs"_a = 0,
            "plain"_a = false)
       .def("draw", &draw, "logits"_a.noconvert(), "seed"_a, "position"_a, "history"_a = nb::none(), "allowed"_a.noconvert() = nb::none(),
-           "logits [n_vocab] float32, allowed int32 ids -> (token, logprob or None, ((token, logprob), ...), n_kept).")
+           "chance"_a = false,
+           "logits [n_vocab] float32, allowed int32 ids -> (token, logprob or None, ((token, logprob), ...), n_kept); with "
+           "`chance` a fifth: how likely the likeliest token is after bias, penalties and mask, at temperature 1.")
       .def("draw_many", &draw_many, "logits"_a.noconvert(), "seeds"_a.noconvert(), "positions"_a.noconvert(), "history"_a = nb::none(),
            "allowed"_a.noconvert() = nb::none(), "The same row drawn for every (seed, position): tokens [n] int32.")
       .def_prop_ro("needs_history", &Sampler::needs_history)

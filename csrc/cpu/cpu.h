@@ -24,6 +24,8 @@ const Ops& ops(const std::string& isa);
 // Bytes that the operations of a back end need at most for runs of `rows` up to `context` tokens, beside alloc(); none
 // for 0 threads. matrix: prompts are computed in that class.
 int64_t working_bytes(const Shape& shape, int64_t rows, int64_t context, int n_threads, bool matrix);
+// The same for a drafter's, which computes blocks, and fills its windows with so many captured rows at a time.
+int64_t draft_working_bytes(const Shape& shape, const DrafterWeights& weights, int64_t block, int64_t captured, int n_threads);
 // The products of the matrix class: the native ones where the processor has them.
 const MatrixClass& matrix_class(const std::string& isa);
 // Why there is no fast matrix class; empty where there is.

@@ -55,4 +55,19 @@ int64_t working_bytes(const Shape& shape, int64_t rows, int64_t context, int n_t
   return 4 * (most * n_threads + shared(shape, rows, entries));
 }
 
+int64_t draft_working_bytes(const Shape& shape, const DrafterWeights& w, int64_t block, int64_t captured, int n_threads) {
+  if (n_threads < 1) return 0;
+  Shape s = shape;  // nothing is compressed or selected, and no n-grams are looked up
+  s.index_heads = s.index_dim = s.index_topk = s.candidate_blocks = s.engram_columns = s.engram_dim = 0;
+  const int64_t d = s.hidden, hd = s.head_dim, wide = w.main_proj.cols, rank = w.markov_embed.cols;
+  int64_t most = (s.window + block) * hd;  // draft_attend
+  for (const std::string& isa : available_isas()) {
+    const auto scratch = ops(isa).product_scratch;
+    most = std::max({most, per_worker(s, block, 0, n_threads, ops(isa), nullptr),
+                     static_cast<int64_t>(scratch(static_cast<int>(std::max(wide, d + rank))))});
+  }
+  most = (most + 1023) / 1024 * 1024;
+  return 4 * (most * n_threads + std::max({shared(s, block, 0), captured * std::max(wide, hd), d + rank + int64_t{s.vocab}}));
+}
+
 }  // namespace ds4::cpu

@@ -35,7 +35,7 @@ void check_vocabulary(const Session& session, const Sampler& sampler) {
 
 Draw draw_row(Session& session, const Drawing& how, const float* row, int64_t position) {
   session.faults().at(FaultPoint::draw);
-  return how.sampler.draw({row, how.history, nullptr, 0}, how.seed, position);
+  return how.sampler.draw({row, how.history, nullptr, 0}, how.seed, position, how.chances);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ struct Drawing {
   Sampler& sampler;
   uint64_t seed = 0;
   TokenHistory* history = nullptr;
+  bool chances = false;  // Draw::chance is wanted
 };
 
 // Appends `token` and draws the one after it. When the draw fails, the session holds the token.

@@ -354,7 +354,13 @@ void Sampler::add_logprobs(const float* logits, Draw& draw) const {
   for (auto& [token, value] : top) value = logprob(token);
 }
 
-Draw Sampler::draw(const SamplingRow& row, uint64_t seed, int64_t position) {
+// How likely the likeliest token is among what bias, penalties and mask leave, at temperature 1.
+float Sampler::likeliest() const {
+  const uint64_t all = mass(wide_, row_, static_cast<size_t>(n_vocab_), max_, 1.0f);  // the likeliest one counts 2^40
+  return 1.0f / (static_cast<float>(all) * 0x1p-40f);
+}
+
+Draw Sampler::draw(const SamplingRow& row, uint64_t seed, int64_t position, bool chance) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const FlushSubnormals flush;
   prepare(row, position);
@@ -362,6 +368,7 @@ Draw Sampler::draw(const SamplingRow& row, uint64_t seed, int64_t position) {
   draw.token = pick(seed, position);
   draw.n_kept = options_.temperature == 0.0f ? 1 : static_cast<int64_t>(listed_ ? candidates_.size() : n_alive_);
   if (options_.logprobs) add_logprobs(row.logits, draw);
+  if (chance) draw.chance = likeliest();
   return draw;
 }
 
@@ -369,8 +376,7 @@ Guess Sampler::guess(const SamplingRow& row, uint64_t seed, int64_t position) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const FlushSubnormals flush;
   prepare(row, position);
-  const uint64_t all = mass(wide_, row_, static_cast<size_t>(n_vocab_), max_, 1.0f);  // the likeliest one counts 2^40
-  return {pick(seed, position), 1.0f / (static_cast<float>(all) * 0x1p-40f)};
+  return {pick(seed, position), likeliest()};
 }
 
 void Sampler::draw_many(const SamplingRow& row, const uint64_t* seeds, const int64_t* positions, size_t n,

@@ -53,6 +53,7 @@ struct Draw {
   int64_t n_kept = 0;    // tokens that the filters left; 1 at temperature 0
   float logprob = 0.0f;  // of the model's own distribution (raw logits, temperature 1), if asked for
   std::vector<std::pair<int32_t, float>> top_logprobs;  // best first, equal ones by id
+  float chance = 0.0f;  // of the likeliest token, as in Guess, if asked for
 };
 
 // The inputs of one draw besides seed and position.
@@ -75,7 +76,7 @@ class Sampler {
   Sampler(int32_t n_vocab, SamplingOptions options);  // OptionError
 
   // NumericsError: NaN or +infinity in the logits, or all are -infinity. OptionError: no token left, no history.
-  Draw draw(const SamplingRow& row, uint64_t seed, int64_t position);
+  Draw draw(const SamplingRow& row, uint64_t seed, int64_t position, bool chance = false);
 
   // The same token as draw().
   Guess guess(const SamplingRow& row, uint64_t seed, int64_t position);
@@ -110,6 +111,7 @@ class Sampler {
   int32_t pick_listed(uint64_t seed, int64_t position) const;
   int32_t pick_any(uint64_t seed, int64_t position) const;
   void add_logprobs(const float* logits, Draw& draw) const;
+  float likeliest() const;
 
   const int32_t n_vocab_;
   const SamplingOptions options_;

@@ -11,7 +11,8 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from statistics import median
 from typing import Literal
 
@@ -22,8 +23,8 @@ Gate = Literal["value", "top", "none"]
 class AdmissionConfig:
     """The controller's numbers. Costs are in serial steps, so that they fit any machine."""
 
-    min_serial: int = 16
-    """Serial tokens before the first attempt: they show what a serial step costs."""
+    min_serial: int = 3
+    """Serial tokens before the first attempt of the first call: they show what a serial step costs."""
     samples: int = 9
     """Newest samples whose median counts."""
     window: int = 3
@@ -32,23 +33,28 @@ class AdmissionConfig:
     """Debt, in serial steps, that a window without gain may leave before it backs off."""
     credit: float = 2.0
     """Most gain of earlier windows, in serial steps, that later losses may use up."""
-    lucky_credit: float = 4.0
-    """Most gain of earlier calls, in serial steps, that the losses of this one may use up: half of a middling one's."""
     stop_loss: float = 1.0
     """Debt in the middle of a window, in serial steps, that ends it at once."""
-    back_off: tuple[int, ...] = (16, 32, 64, 128)
+    back_off: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
     """Serial tokens after a losing window, by the number of losing windows in a row."""
-    loss_share: float = 0.015
-    """Share of the time that losing windows may take: a costly window waits longer than `back_off` says."""
-    longest_wait: int = 256
-    lucky_serial: int = 3
-    """The same where drafting won in the calls before: costs are known, and text is often like the text before."""
-    unlucky_serial: int = 64
-    """The same where drafting lost: short texts are left alone, long ones are tried."""
-    hopeless_wait: int = 1024
-    """Serial tokens before an attempt where not even certain drafts could pay: costs may change."""
+    prior: float = 0.97
+    """Chance of a draft where the target is certain, before anything was seen of the text."""
+    prior_weight: float = 8.0
+    """Weight of the prior, in drafts."""
+    memory: float = 0.98
+    """What an attempt leaves of the weight of those before it."""
+    forget: float = 512.0
+    """Serial tokens after which half of what was seen is forgotten: text changes."""
+    certainty_memory: float = 0.9
+    """The certainty of the target is a running mean with this memory a token."""
+    longest_unmeasured: int = 64
+    """Tokens out of blocks after which one serial step is taken, to know what it costs now."""
+    longest_quiet: int = 1024
+    """Tokens without an attempt, in all calls together, after which one is made: costs may have changed."""
     calibration: float = 4.0
     """Weight, in accepted drafts, of the belief that signals are right; what was accepted outweighs it in time."""
+    margin: float = 0.2
+    """Expected gain of an attempt, in serial steps, above which it is made: not all that a cycle costs is timed."""
     gate: Gate = "value"
     """value: verify as many drafts as the running costs justify. top: all of them when enough in a row look good.
     none: all of them, always."""
@@ -56,6 +62,8 @@ class AdmissionConfig:
     min_drafts: int = 3
     row_cost: float = 0.3
     """First guess of what one more verify row costs, in serial steps."""
+    draft_cost: float = 0.5
+    """First guess of what a draft costs, in serial steps."""
     reasoning: bool = True
     """Draft inside reasoning too."""
 
@@ -83,6 +91,8 @@ class DrafterStats:
     net_ms: float = 0.0
     entry_ms: float = 0.0
     """Of the lost time, what filling the drafter's windows took."""
+    entry_rows: int = 0
+    """Rows that were put into them then."""
     off_reason: str | None = None
     """Why drafting is off for the session, when a fault turned it off."""
 
@@ -107,108 +117,139 @@ def _counted(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
-class KnownCosts:
-    """What drafts and verify steps cost on this machine, in serial steps, and whether the last calls won.
+_STALE = 16
+"""Cycles after which the oldest price of every other row count is forgotten."""
 
-    Kept from call to call. Each call still finds out for itself how well drafts hold in its text.
+
+class KnownCosts:
+    """What drafts and verify steps cost on this machine, in serial steps.
+
+    Kept from call to call, where how well drafts hold is found out by each call for its own text.
     """
 
     def __init__(self, samples: int = 9) -> None:
-        self._draft: deque[float] = deque(maxlen=samples)
-        self._verify: dict[int, deque[float]] = {}
+        self._drafts: deque[float] = deque(maxlen=samples)
+        self._cycles: dict[int, deque[float]] = {}
+        self._n_cycles = 0
         self._samples = samples
-        self._calls: deque[list[float]] = deque(maxlen=5)
+        self.draft: float | None = None
+        """Median price of a draft."""
+        self.verify: dict[int, float] = {}
+        """Median price of the row counts that were measured. Replaced, never changed: other threads read it."""
+        self.quiet = 0
+        """Tokens since the last attempt."""
+        self._serial: deque[float] = deque(maxlen=samples)
+        self.serial_ms: float | None = None
+        """Median time of a serial step."""
 
-    def begin_call(self) -> list[float]:
-        """Where a call that has begun to draft keeps what its cycles lost so far, in serial steps (one number)."""
-        lost = [0.0]
-        self._calls.append(lost)
-        return lost
+    def add_serial(self, ms: float) -> None:
+        """One serial step."""
+        self._serial.append(ms)
+        self.serial_ms = median(list(self._serial))
 
-    @property
-    def luck(self) -> float:
-        """What the cycles of a middling one of the last calls won, in serial steps. Of a single call only a clear gain
-        counts."""
-        lost = [call[0] for call in list(self._calls)]
-        if len(lost) == 1:
-            return -lost[0] if lost[0] < -2.0 else 0.0
-        return -median(lost) if lost else 0.0
+    def add_draft(self, draft: float) -> None:
+        """One draft, whatever became of it."""
+        self._drafts.append(draft)
+        self.draft = median(list(self._drafts))
 
     def add(self, draft: float, verify: float, rows: int) -> None:
         """One cycle."""
-        self._draft.append(draft)
-        self._verify.setdefault(rows, deque(maxlen=self._samples)).append(verify)
+        self.add_draft(draft)
+        samples = self._cycles.setdefault(rows, deque(maxlen=self._samples))
+        samples.append(verify)
+        self._n_cycles += 1
+        if self._n_cycles % _STALE == 0:
+            self._age(rows)
+        self.verify = {n: median(list(of)) for n, of in list(self._cycles.items()) if of}
 
-    @property
-    def draft(self) -> float | None:
-        """Median price of a draft."""
-        return median(list(self._draft)) if self._draft else None
+    def _age(self, rows: int) -> None:
+        """What was measured once in a bad moment, and is not tried since, is forgotten a sample at a time."""
+        for n, samples in list(self._cycles.items()):
+            if n != rows and samples:
+                samples.popleft()
 
-    def verify(self) -> dict[int, float]:
-        """Median price of the row counts that were measured."""
-        return {rows: median(list(samples)) for rows, samples in list(self._verify.items())}
+    def table(self, rows: int, row_cost: float) -> list[float]:
+        """Prices of 1, 2 .. `rows` rows: medians, or a line from the neighbours of a count that was not measured."""
+        known = {1: 1.0} | self.verify
+        return [known[n] if n in known else _between(known, n, row_cost) for n in range(1, rows + 1)]
 
-    def hopeless(self, block: int, least: int = 3) -> bool:
-        """Would drafting lose even if every draft held? False until enough was measured to say so."""
-        verify = self.verify()
-        if len(self._draft) < least or block + 1 not in verify:
-            return False
-        draft = self.draft or 0.0
-        return all(draft + price >= rows for rows, price in verify.items())
+
+def _between(known: dict[int, float], rows: int, row_cost: float) -> float:
+    below = max(n for n in known if n < rows)
+    above = min((n for n in known if n > rows), default=None)
+    if above is not None:
+        return known[below] + (rows - below) / (above - below) * (known[above] - known[below])
+    # Hopeful: what is thought too dear is never measured. (The second row costs more than those behind it.)
+    slope = row_cost if below == 1 else min(row_cost, (known[below] - 1) / (below - 1))
+    return known[below] + (rows - below) * max(0.0, slope)
 
 
 class Admission:
     """The controller of one call of `generate`.
 
-    Order of calls: `admit()`; when it says yes and drafts were made, `choose(signals)`; then one of `serial_step`,
-    `declined` or `verified` for what happened.
+    Order of calls: `saw(chance)` for every token that was drawn; `admit()`; when it says yes and drafts were made,
+    `choose(signals)`; then one of `serial_step`, `declined` or `verified` for what happened.
     """
 
-    def __init__(
-        self, config: AdmissionConfig | None = None, block: int = 5, known: KnownCosts | None = None
-    ) -> None:
+    def __init__(self, config: AdmissionConfig | None = None, block: int = 5, known: KnownCosts | None = None) -> None:
         """known: what earlier calls measured; this one adds to it."""
         self.config = config or AdmissionConfig()
         self._known = KnownCosts(self.config.samples) if known is None else known
         self._block = block
         self.stats = DrafterStats(accepted_at=[0] * block, verified_at=[0] * block)
-        self._serial: deque[float] = deque(maxlen=self.config.samples)
-        self._verify: dict[int, deque[float]] = {}
-        self._n_serial = 0
+        self._table: list[float] = []  # prices of row counts; empty: to be asked for
+        self._n_serial = self._unmeasured = 0
         self._calls = 0
         self._net = 0.0
         self._debt = 0.0
         self._bad_windows = 0
         self._skip = 0
-        self._attempted = False
         self._invalid = False
         self._expected = self._held = 0.0  # drafts that were expected to be accepted, and that were
         self._hoped = 0.0  # expected of the cycle at hand
-        self._lost: list[float] | None = None
-        self._credit = min(self.config.lucky_credit, max(0.0, self._known.luck) / 2)
-        self._entry = self._choose_entry()
+        self._log_certainty = self._certainty_weight = 0.0  # a weighted sum, and the sum of the weights
+        self._seen_held = self._seen_due = 0.0  # drafts that held, and that should have by the target's certainty
+        self._keep = 0.5 ** (1 / self.config.forget)
+        self._asked: tuple[float, list[float]] = (1.0, [])  # certainty and signals of the attempt at hand
 
     # ---- questions -----------------------------------------------------------------------------------------------
 
     @property
     def serial_ms(self) -> float | None:
-        """Median cost of a serial step; None before the first."""
-        return median(self._serial) if self._serial else None
+        """Median cost of the last serial steps, also of earlier calls; None before the first."""
+        return self._known.serial_ms
 
     def admit(self, in_reasoning: bool = False) -> bool:
         """Shall a draft be made now?"""
         if self._invalid or self._skip > 0 or (in_reasoning and not self.config.reasoning):
             return False
-        return self._attempted or self._n_serial >= self._entry
+        if self._n_serial < self.config.min_serial and (self._known.serial_ms is None or not self._known.verify):
+            return False
+        if self._unmeasured >= self.config.longest_unmeasured:
+            return False
+        if self.config.gate != "value" or self._known.quiet >= self.config.longest_quiet:
+            return True
+        return self._expected_gain(self._due() * self._quality()) > self.config.margin
 
-    def _choose_entry(self) -> int:
-        """Serial tokens before the first attempt."""
-        if self._known.hopeless(self._block):
-            return self.config.hopeless_wait
-        luck = self._known.luck
-        if luck == 0.0:
-            return self.config.min_serial
-        return self.config.lucky_serial if luck > 0 else self.config.unlucky_serial
+    def _due(self) -> float:
+        """How likely a draft should hold by the target's certainty. (Its likeliest token is right more often than it
+        is certain, hence the root; docs/dspark.md has the numbers.)"""
+        return math.exp(0.5 * self._log_certainty / self._certainty_weight) if self._certainty_weight else 1.0
+
+    def _quality(self) -> float:
+        """Drafts that held over drafts that should have."""
+        weight = self.config.prior_weight
+        return (weight * self.config.prior + self._seen_held) / (weight + self._seen_due)
+
+    def _expected_gain(self, chance: float) -> float:
+        """Of an attempt whose drafts each hold with this chance if those before did, in serial steps."""
+        survival, tokens, best = 1.0, 1.0, 0.0
+        chance = min(0.99, chance)
+        for rows in range(2, self._block + 2):
+            survival *= chance
+            tokens += survival
+            best = max(best, tokens - self._price(rows))
+        return best - (self.config.draft_cost if self._known.draft is None else self._known.draft)
 
     def choose(self, signals: Sequence[float]) -> int:
         """How many drafts to verify, 0 to decline. `signals`: chance of each draft given that those before it hold.
@@ -220,7 +261,7 @@ class Admission:
             if not math.isfinite(chance):
                 break
             chances.append(min(1.0, max(0.0, chance)))
-        self._hoped = 0.0
+        self._hoped, self._asked = 0.0, (self._due(), chances)
         if self.config.gate == "none":
             return len(signals)
         if self.config.gate == "top":
@@ -230,15 +271,14 @@ class Admission:
 
     def _best_length(self, chances: Sequence[float]) -> int:
         """The length with the largest expected gain over serial steps; the draft itself is paid for already."""
-        serial = self.serial_ms
-        if serial is None:
+        if self.serial_ms is None:
             return len(chances)
         best, best_gain, survival, expected = 0, 0.0, 1.0, 0.0
         trust = self._trust()
         for i, chance in enumerate(chances):
             survival *= chance
             expected += survival
-            gain = serial * (1 + trust * expected) - self.verify_cost(i + 2)
+            gain = 1 + trust * expected - self._price(i + 2)
             if gain > best_gain:
                 best, best_gain, self._hoped = i + 1, gain, expected
         return best
@@ -251,64 +291,76 @@ class Admission:
     def worth(self, most: int) -> list[float]:
         """How likely the first 1, 2, ... of `most` drafts must be together, at least, for a further one to pay even if
         it were certain. (Making one costs little, not nothing.)"""
-        serial = self.serial_ms
-        if self.config.gate != "value" or not serial:
+        if self.config.gate != "value" or self.serial_ms is None:
             return []
-        costs = [self.verify_cost(rows) for rows in range(2, most + 2)]
-        return [(more - cost) / (serial * self._trust()) for cost, more in pairwise(costs)]
+        prices, trust = [self._price(rows) for rows in range(2, most + 2)], self._trust()
+        return [(more - price) / trust for price, more in pairwise(prices)]
 
     def verify_cost(self, rows: int) -> float:
-        """Expected milliseconds of a verify step: the median of this row count, or a line through its neighbours."""
-        serial = self.serial_ms or 0.0
-        known = {1: serial} | {n: price * serial for n, price in self._known.verify().items()}
-        known |= {n: median(samples) for n, samples in self._verify.items()}
-        if rows in known:
-            return known[rows]
-        below = max(n for n in known if n < rows)
-        above = min((n for n in known if n > rows), default=None)
-        if above is not None:
-            share = (rows - below) / (above - below)
-            return known[below] + share * (known[above] - known[below])
-        slope = (known[below] - serial) / (below - 1) if below > 1 else self.config.row_cost * serial
-        return known[below] + (rows - below) * max(0.0, slope)
+        """Expected milliseconds of a verify step."""
+        return self._price(rows) * (self.serial_ms or 0.0)
+
+    def _price(self, rows: int) -> float:
+        """In serial steps."""
+        if not self._table:
+            self._table = self._known.table(self._block + 1, self.config.row_cost)
+        return self._table[rows - 1]
 
     # ---- what happened -------------------------------------------------------------------------------------------
+
+    def saw(self, chance: float | None) -> None:
+        """A token was drawn; chance: of the target's likeliest token there. None and what is no chance say nothing."""
+        if chance is None or not 0.0 < chance <= 1.0:
+            return
+        memory = self.config.certainty_memory
+        self._log_certainty = memory * self._log_certainty + math.log(chance)
+        self._certainty_weight = memory * self._certainty_weight + 1
 
     def serial_step(self, ms: float) -> None:
         """One token by a plain step."""
         if not 0 <= ms <= 6e7 or self._invalid:
             self._invalid = True
             return
-        self._serial.append(ms)
+        self._known.add_serial(ms)
         self._n_serial += 1
+        self._unmeasured = 0
+        self._known.quiet += 1
+        self._seen_held *= self._keep
+        self._seen_due *= self._keep
         self.stats.serial_tokens += 1
         if self._skip > 0:
             self._skip -= 1
 
-    def entered(self, ms: float) -> None:
-        """The drafter's windows were filled: a price that is paid once, and says nothing about the next cycles."""
+    def entered(self, ms: float, rows: int) -> None:
+        """The drafter's windows were filled with so many rows: paid once, and no reason to stop."""
         if not self._refuse(ms):
             self.stats.net_ms += ms
             self.stats.entry_ms += ms
+            self.stats.entry_rows += rows
 
     def declined(self, draft_ms: float, serial_ms: float) -> None:
         """A draft was made but not verified; the token came by a plain step."""
         if self._refuse(draft_ms, serial_ms):
             return
-        self._attempted = True
+        if self.serial_ms:
+            self._known.add_draft(draft_ms / self.serial_ms)
+        self._known.add_serial(serial_ms)
         self._n_serial += 1
+        self._unmeasured = 0
         self.stats.declines += 1
+        survivals = [1.0, *accumulate(self._asked[1], mul)]
+        self._learn(sum(survivals[1:]), sum(survivals[:-1]))
         self._judge(draft_ms + serial_ms, 1, verified=False)
 
     def verified(self, draft_ms: float, verify_ms: float, drafts: int, committed: int) -> None:
         """`drafts` drafts were verified and `committed` tokens came out (1 .. drafts + 1)."""
         if self._refuse(draft_ms, verify_ms):
             return
-        self._attempted = True
         if self.serial_ms:
             self._known.add(draft_ms / self.serial_ms, verify_ms / self.serial_ms, drafts + 1)
-        self._verify.setdefault(drafts + 1, deque(maxlen=self.config.samples)).append(verify_ms)
+        self._unmeasured += committed
         stats, hits = self.stats, committed - 1
+        self._learn(hits, hits + (hits < drafts))
         self._expected = 0.95 * self._expected + self._hoped
         self._held = 0.95 * self._held + (hits if self._hoped > 0 else 0)
         stats.cycles += 1
@@ -319,6 +371,14 @@ class Admission:
             stats.verified_at[i] += 1
             stats.accepted_at[i] += i < hits
         self._judge(draft_ms + verify_ms, committed, verified=True)
+
+    def _learn(self, held: float, tried: float) -> None:
+        """Of `tried` drafts `held` were right; of drafts that were not verified both are expected numbers."""
+        memory = self.config.memory
+        self._seen_held = memory * self._seen_held + held
+        self._seen_due = memory * self._seen_due + tried * self._asked[0]
+        self._known.quiet = 0
+        self._table = []
 
     def _refuse(self, *times: float) -> bool:
         if not all(math.isfinite(ms) and 0 <= ms <= 6e7 for ms in times):
@@ -331,10 +391,6 @@ class Admission:
             return
         net = ms - rows * serial
         self.stats.net_ms += net
-        if self._lost is None:
-            self._lost = self._known.begin_call()
-            self._debt = -self._credit * serial
-        self._lost[0] = (self.stats.net_ms - self.stats.entry_ms) / serial if serial > 0 else 0.0
         self.stats.losing_cycles += verified and net >= 0
         self._net += net
         self._calls += 1
@@ -342,15 +398,12 @@ class Admission:
             self._close_window(serial)
 
     def _close_window(self, serial: float) -> None:
-        self._debt = max(-max(self.config.credit, self._credit) * serial, self._debt + self._net)
+        self._debt = max(-self.config.credit * serial, self._debt + self._net)
         if self._net < 0:
             self._bad_windows = self._skip = 0
         elif self._debt > self.config.loss_budget * serial:
             steps = self.config.back_off
-            priced = self._debt / (serial * self.config.loss_share) if serial > 0 else 0.0
-            self._skip = max(steps[min(self._bad_windows, len(steps) - 1)], min(self.config.longest_wait, int(priced)))
-            if self._known.hopeless(self._block):
-                self._skip = self.config.hopeless_wait
+            self._skip = steps[min(self._bad_windows, len(steps) - 1)]
             self._bad_windows += 1
             self._debt = 0.0
             self.stats.back_offs += 1
@@ -380,6 +433,8 @@ class TraceStep:
     signals: tuple[float, ...]
     accepted: int
     in_reasoning: bool = False
+    certainty: float | None = None
+    """How likely the target's likeliest token was where the token in front of the drafts was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +460,7 @@ def replay(trace: Sequence[TraceStep], costs: Costs, config: AdmissionConfig) ->
         step = trace[at]
         if at > 0 and trace[at - 1].in_reasoning and not step.in_reasoning:
             admission.left_reasoning()
+        admission.saw(step.certainty)
         if not admission.admit(step.in_reasoning):
             admission.serial_step(costs.serial_ms)
             ms += costs.serial_ms
@@ -419,5 +475,7 @@ def replay(trace: Sequence[TraceStep], costs: Costs, config: AdmissionConfig) ->
         committed = 1 + min(step.accepted, drafts)
         admission.verified(costs.draft_ms, costs.verify_ms[drafts - 1], drafts, committed)
         ms += costs.draft_ms + costs.verify_ms[drafts - 1]
+        for passed in trace[at + 1 : at + committed]:
+            admission.saw(passed.certainty)
         at += committed
     return Replay(at, ms, at * costs.serial_ms, admission.stats)

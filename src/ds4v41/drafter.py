@@ -82,8 +82,13 @@ class Drafter:
 
     @property
     def session_bytes(self) -> int:
-        """Working memory of one session, beside its windows."""
+        """Activations and captured rows of one session, beside its windows."""
         return int(self._ext.session_bytes)
+
+    @property
+    def working_bytes(self) -> int:
+        """What the drafter's operations take in one session beside them, at most."""
+        return int(self._ext.working_bytes)
 
     def _handle(self) -> _ext.Drafter:
         self._model._handle()  # refuses a closed model

@@ -31,11 +31,11 @@ Allowed = Callable[[list[int]], Any]
 class Rows(Protocol):
     """Computes rows of the target and draws from them."""
 
-    def first(self, row: Row) -> Draw:
-        """The draw after the prompt, from its last row."""
+    def first(self, row: Row, chances: bool = False) -> Draw:
+        """The draw after the prompt, from its last row; with its `chance` if that is wanted and known."""
 
-    def feed(self, token: int) -> Draw:
-        """Append `token` by a plain step; the draw after it."""
+    def feed(self, token: int, chances: bool = False) -> Draw:
+        """Append `token` by a plain step; the draw after it, as `first`."""
 
     def verify(self, token: int, drafts: list[int]) -> Draw:
         """Append `token` and drafts behind it; the draw after `token`."""
@@ -54,13 +54,13 @@ class DrawnRows:
         self._session, self._sampler, self._history = session, sampler, history
         self._draws: list[Draw] = []  # behind drafts that held and were not reached yet, last one first
 
-    def first(self, row: Row) -> Draw:
+    def first(self, row: Row, chances: bool = False) -> Draw:
         """At the present position."""
-        return self._sampler.draw(row, self._session.position, history=self._history)
+        return self._sampler.draw(row, self._session.position, history=self._history, chance=chances)
 
-    def feed(self, token: int) -> Draw:
+    def feed(self, token: int, chances: bool = False) -> Draw:
         """One token, one step."""
-        return self._session.feed_draw(token, self._sampler, self._history)
+        return self._session.feed_draw(token, self._sampler, self._history, chances)
 
     def verify(self, token: int, drafts: list[int]) -> Draw:
         """Drafts that did not hold are gone from the session already."""
@@ -91,20 +91,20 @@ class MaskedRows:
         self._rows: list[Row] = []  # of drafts that were verified and not reached yet
         self._drafts: list[int] = []
 
-    def first(self, row: Row) -> Draw:
+    def first(self, row: Row, chances: bool = False) -> Draw:
         """At the present position."""
-        allowed = self._masks.at(self._tokens)
-        return self._sampler.draw(row, self._session.position, history=self._history, allowed=allowed)
+        allowed, position = self._masks.at(self._tokens), self._session.position
+        return self._sampler.draw(row, position, history=self._history, allowed=allowed, chance=chances)
 
-    def feed(self, token: int) -> Draw:
+    def feed(self, token: int, chances: bool = False) -> Draw:
         """One token, one step."""
-        return self.first(self._session.feed(token))
+        return self.first(self._session.feed(token), chances)
 
     def verify(self, token: int, drafts: list[int]) -> Draw:
         """All drafts stay until one of them does not hold."""
         rows: list[Row] = list(self._session.verify([token, *drafts]))
         self._drafts, self._rows = list(drafts), rows[1:]
-        return self.first(rows[0])
+        return self.first(rows[0], True)
 
     def ahead(self, token: int) -> Draw | None:
         """Is `token` the next draft?"""
@@ -112,7 +112,7 @@ class MaskedRows:
             return None
         del self._drafts[0]
         self._session.accept()
-        return self.first(self._rows.pop(0))
+        return self.first(self._rows.pop(0), True)
 
     def drop(self) -> None:
         """Where a draft does not hold, or the text ends."""
@@ -122,6 +122,9 @@ class MaskedRows:
 
 class Steps(Protocol):
     """Feeds drawn tokens to the model and draws the next ones."""
+
+    def first(self, row: Row) -> Draw:
+        """The draw after the prompt, from its last row."""
 
     def advance(self, token: int) -> Draw:
         """Feed `token`; the draw after it."""
@@ -135,6 +138,10 @@ class SerialSteps:
 
     def __init__(self, session: Session, rows: Rows) -> None:
         self._session, self._rows = session, rows
+
+    def first(self, row: Row) -> Draw:
+        """Nothing is fed yet."""
+        return self._rows.first(row)
 
     def advance(self, token: int) -> Draw:
         """Feed one token."""
@@ -211,6 +218,12 @@ class DraftingSteps:
         self._cycle: tuple[float, float, int] | None = None  # draft ms, verify ms, drafts
         self._hits = 0
 
+    def first(self, row: Row) -> Draw:
+        """Nothing is fed yet, but something is known about the text."""
+        draw = self._rows.first(row, True)
+        self._admission.saw(draw.chance)
+        return draw
+
     def advance(self, token: int) -> Draw:
         """Feed `token`: its row is there already when it was drafted, else by a verify or a plain step."""
         self._left -= 1
@@ -220,6 +233,7 @@ class DraftingSteps:
             draw = self._rows.ahead(token)
             if draw is not None:
                 self._hits += 1
+                self._admission.saw(draw.chance)
                 self._session._stats.add_decode(1, 0.0)
                 return draw
             self.close()
@@ -263,12 +277,14 @@ class DraftingSteps:
         verify_ms = 1e3 * (time.perf_counter() - before)
         self._session._stats.add_decode(1, (draft_ms + verify_ms) / 1e3)
         self._cycle, self._hits = (draft_ms, verify_ms, len(drafts)), 0
+        self._admission.saw(draw.chance)
         return draw
 
     def _enter(self) -> None:
         """Fill the drafter's windows, when serial decoding or a prefill left much to do; what one draft leaves to the
         next is part of its price."""
-        if self._session.draft_backlog <= self._session.block_size + 1:
+        backlog = self._session.draft_backlog
+        if backlog <= self._session.block_size + 1:
             return
         before = time.perf_counter()
         try:
@@ -278,7 +294,7 @@ class DraftingSteps:
                 raise
             self._session.drop_drafter(f"{type(error).__name__}: {error}")
         spent = time.perf_counter() - before
-        self._admission.entered(1e3 * spent)
+        self._admission.entered(1e3 * spent, backlog)
         self._session._stats.add_decode(0, spent)
 
     def _draft(self, token: int, most: int) -> list[int]:
@@ -301,12 +317,13 @@ class DraftingSteps:
 
     def _serial(self, token: int, draft_ms: float | None) -> Draw:
         before = time.perf_counter()
-        draw = self._rows.feed(token)
+        draw = self._rows.feed(token, True)
         ms = 1e3 * (time.perf_counter() - before)
         if draft_ms is None:
             self._admission.serial_step(ms)
         else:
             self._admission.declined(draft_ms, ms)
+        self._admission.saw(draw.chance)
         self._session._stats.add_decode(1, (ms + (draft_ms or 0.0)) / 1e3)
         return draw
 

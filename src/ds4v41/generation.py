@@ -132,7 +132,7 @@ class TokenStream:
             rows = MaskedRows(session, self.sampler, history, masks, self.tokens)
         steps = make_steps(session, self.sampler, history, self.limit, options.drafting, self.prompt, rows, ahead)
         try:
-            draw, position = rows.first(row), len(self.prompt)
+            draw, position = steps.first(row), len(self.prompt)
             while True:
                 if draw.token in options.stop_ids:
                     self.finish_reason, self.stop_id = "stop", draw.token

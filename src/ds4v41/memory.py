@@ -90,7 +90,7 @@ def plan_session(
         stages = drafter.n_stages if drafter else 0
         plan = _ext.memory_plan(shape, activations, context, retain, rows, stages, threads, backend, matrix)
         activation_bytes = plan["scratch"] + (drafter.session_bytes if drafter else 0)
-        scratch = activation_bytes + plan["working"]
+        scratch = activation_bytes + plan["working"] + (drafter.working_bytes if drafter else 0)
         caches = plan["window"] + plan["compressed"] + plan["pending"]
         fits = asked or activation_bytes <= max(_MIN_SCRATCH, (weights + caches) // 32)
         if (fits and scratch <= available // 4) or chunk <= MIN_CHUNK:

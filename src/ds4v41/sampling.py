@@ -92,13 +92,15 @@ class SamplingParams:
 class Draw:
     """One drawn token. `n_kept`: how many tokens the filters left (1 at temperature 0).
 
-    `logprob` is None unless logprobs were asked for; `top_logprobs` are (token, logprob), likeliest first.
+    `logprob` is None unless logprobs were asked for; `top_logprobs` are (token, logprob), likeliest first. `chance`:
+    how likely the likeliest token was after bias and penalties, at temperature 1; None unless the decode loop asked.
     """
 
     token: int
     logprob: float | None
     top_logprobs: tuple[tuple[int, float], ...]
     n_kept: int
+    chance: float | None = field(default=None, compare=False, repr=False)
 
 
 class Sampler:
@@ -156,8 +158,16 @@ class Sampler:
         history.add_prompt(np.ascontiguousarray(ids, dtype=np.int32))
         return history
 
-    def draw(self, logits: NDArray[np.float32], position: int, *, history: Any = None, allowed: Any = None) -> Draw:
-        """Draw the token at `position` from its float32 logits [n_vocab].
+    def draw(
+        self,
+        logits: NDArray[np.float32],
+        position: int,
+        *,
+        history: Any = None,
+        allowed: Any = None,
+        chance: bool = False,
+    ) -> Draw:
+        """Draw the token at `position` from its float32 logits [n_vocab]. chance: with `Draw.chance`.
 
         Raises NumericsError for NaN or +infinity, OptionError when the mask and the bias leave no token.
         """
@@ -165,8 +175,7 @@ class Sampler:
         if row.dtype != np.float32 or row.shape != (self.n_vocab,):
             raise OptionError(f"logits: expected float32 of shape ({self.n_vocab},), found {row.dtype} {row.shape}")
         ids = None if allowed is None else mask_ids(allowed, self.n_vocab)
-        token, logprob, top, n_kept = self._sampler.draw(np.ascontiguousarray(row), self.seed, position, history, ids)
-        return Draw(token, logprob, tuple(top), n_kept)
+        return Draw(*self._sampler.draw(np.ascontiguousarray(row), self.seed, position, history, ids, chance))
 
 
 def fresh_seed() -> int:

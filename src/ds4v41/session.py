@@ -257,11 +257,11 @@ class Session:
 
     # ---- used by the decode loop -------------------------------------------------------------------------------
 
-    def feed_draw(self, token: int, sampler: Sampler, history: Any) -> Draw:
-        """Append one generated token (of which `history` knows already) and draw the next."""
+    def feed_draw(self, token: int, sampler: Sampler, history: Any, chances: bool = False) -> Draw:
+        """Append one generated token (`history` knows it already) and draw the next; chances: with `Draw.chance`."""
         self.drop_ahead()
         self._last_row = None
-        return Draw(*self._ext.feed_draw(token, sampler.handle, sampler.seed, history))
+        return Draw(*self._ext.feed_draw(token, sampler.handle, sampler.seed, history, chances))
 
     @property
     def room(self) -> int:
@@ -310,7 +310,7 @@ class Session:
         self._last_row = None
         self._hold = self.position + 1
         try:
-            drawn = self._ext.verify_draw(tokens, sampler.handle, sampler.seed, history)
+            drawn = self._ext.verify_draw(tokens, sampler.handle, sampler.seed, history, True)
         except BaseException as error:
             if self._ext.taking_back:
                 self._unsafe = f"{type(error).__name__}: {error}"

@@ -18,6 +18,7 @@ from ds4v41.drafter import Drafter
 from ds4v41.errors import CheckpointError, NumericsError, OptionError, StateError
 from ds4v41.generation import GenerationOptions, TokenStream
 from ds4v41.model import Model
+from ds4v41.sampling import Sampler, SamplingParams
 from ds4v41.session import Session
 from ds4v41.synth import write_official
 from tests.golden import load
@@ -301,6 +302,26 @@ def test_two_sessions_interleaved_do_not_meet(tiny: tuple[Model, Drafter]) -> No
             draw, position = next(stream)
             got[i].append((draw.token, position))
     assert got == want
+
+
+def test_a_step_says_how_certain_the_target_was(tiny: tuple[Model, Drafter]) -> None:
+    """What the controller goes by, from plain steps and from blocks: the largest probability of the row."""
+    model, drafter = tiny
+    sampler = Sampler(SamplingParams(temperature=0.0), model.config.vocab_size)
+    with model.session(CONTEXT) as plain, model.session(CONTEXT, drafter=drafter) as drafted:
+        for session in (plain, drafted):
+            session.prefill([5, 6, 7])
+        token, wanted = 9, []
+        for _ in range(4):
+            z = plain.feed(token).astype(np.float64)
+            wanted.append(1 / np.exp(z - z.max()).sum())
+            token = int(z.argmax())
+        first = drafted.feed_draw(9, sampler, None, True)
+        assert drafted.feed_draw(first.token, sampler, None).chance is None
+        drafted.truncate(4)
+        text = plain.tokens[4:]
+        draws = drafted.verify_draw(text, sampler, None)
+        assert [first.chance, *(draw.chance for draw in draws)] == pytest.approx(wanted, rel=1e-4)
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------

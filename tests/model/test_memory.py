@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ds4v41 import MemoryPlanError, Model, _ext, memory
+from ds4v41 import Drafter, MemoryPlanError, Model, _ext, memory
 from ds4v41.memory import run_rows
 from ds4v41.synth_gguf import slice_config
 from ds4v41.weights import shape_of
@@ -124,6 +124,25 @@ def test_the_plan_of_the_operations_is_near_what_they_hold(threads: int) -> None
                         held = session._ext.working_bytes
                     assert held <= plan < 3 * held + (1 << 16), (isa, path, activations, context, chunk, held, plan)
     assert _ext.memory_plan(shape, "bf16", 500, 0, 16)["working"] == 0  # a device
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_plan_counts_what_the_drafters_operations_hold(threads: int) -> None:
+    """On every instruction set: windows filled from a long prompt, a whole block, every draft's row."""
+    for isa in _ext.cpu_isas():
+        for path, activations in ((None, "fp8"), (tiny("bf16").path, "bf16")):
+            with Model.open(path, backend=f"cpu/{isa}", activations=activations, threads=threads) as model:
+                drafter = Drafter.open(None, model)
+                alone, _ = model.plan(300, chunk=64)
+                plan, _ = model.plan(300, chunk=64, drafter=drafter)
+                with model.session(context=300, chunk=64, drafter=drafter) as session:
+                    session.prefill([5] * 70)
+                    session._ext.draft_start(5, drafter.block_size)
+                    for i in range(drafter.block_size):
+                        session._ext.draft_row(i, 5)
+                    held, planned = session._ext.draft_working_bytes, drafter.working_bytes
+                assert 0 < held <= planned < 3 * held + (1 << 16), (isa, path, activations, held, planned)
+                assert plan.scratch - alone.scratch == drafter.session_bytes + planned
 
 
 def test_a_chunk_of_the_released_model_is_planned_with_all_that_it_takes() -> None:

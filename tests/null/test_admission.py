@@ -16,7 +16,7 @@ ULTRA = Costs(31.8, 11.0, (62.0, 85.0, 106.0, 107.0, 108.5))
 
 
 def warmed(config: AdmissionConfig | None = None, serial: float = 10.0) -> Admission:
-    """A controller that saw its sixteen serial tokens."""
+    """A controller that saw its first serial tokens."""
     admission = Admission(config)
     for _ in range(admission.config.min_serial):
         assert not admission.admit()
@@ -24,7 +24,7 @@ def warmed(config: AdmissionConfig | None = None, serial: float = 10.0) -> Admis
     return admission
 
 
-def test_the_first_attempt_comes_after_sixteen_serial_tokens() -> None:
+def test_the_first_attempt_comes_when_the_serial_cost_is_known() -> None:
     admission = warmed()
     assert admission.admit()
     assert admission.serial_ms == 10.0
@@ -38,9 +38,9 @@ def test_the_serial_cost_is_the_median_of_the_last_nine() -> None:
 
 
 def test_a_losing_window_backs_off_longer_each_time_and_a_winning_one_forgives() -> None:
-    admission = warmed(AdmissionConfig(stop_loss=math.inf, longest_wait=0))
+    admission = warmed(AdmissionConfig(stop_loss=math.inf, gate="none"))
     waits = []
-    for _ in range(6):
+    for _ in range(8):
         for _ in range(3):
             assert admission.admit()
             admission.verified(2.0, 30.0, 5, 1)
@@ -49,8 +49,8 @@ def test_a_losing_window_backs_off_longer_each_time_and_a_winning_one_forgives()
             admission.serial_step(10.0)
             waited += 1
         waits.append(waited)
-    assert waits == [16, 32, 64, 128, 128, 128]
-    assert admission.stats.back_offs == 6
+    assert waits == [4, 8, 16, 32, 64, 128, 128, 128]
+    assert admission.stats.back_offs == 8
     for _ in range(3):
         admission.verified(2.0, 30.0, 5, 6)
     assert admission.admit()
@@ -60,20 +60,7 @@ def test_a_losing_window_backs_off_longer_each_time_and_a_winning_one_forgives()
     while not admission.admit():
         admission.serial_step(10.0)
         waited += 1
-    assert waited == 16
-
-
-def test_a_costly_window_waits_until_its_loss_is_a_small_share() -> None:
-    for loss, wait in ((6.0, 40), (11.0, 73), (300.0, 256)):
-        admission = warmed()
-        admission.verified(0.0, 10.0 + loss, 5, 1)
-        admission.verified(0.0, 10.0, 5, 1)
-        admission.verified(0.0, 10.0, 5, 1)
-        waited = 0
-        while not admission.admit():
-            admission.serial_step(10.0)
-            waited += 1
-        assert waited == wait
+    assert waited == 4
 
 
 def test_signals_that_promise_too_much_are_believed_less() -> None:
@@ -121,26 +108,91 @@ def test_an_impossible_time_ends_drafting_for_the_call(bad: float) -> None:
     assert math.isfinite(admission.stats.net_ms)
 
 
+def test_an_uncertain_target_is_left_alone() -> None:
+    """Drafts cannot hold where the target itself may say anything: that is known before one is made."""
+    admission = warmed()
+    for _ in range(40):
+        admission.saw(0.3)
+    assert not admission.admit()
+    for _ in range(40):
+        admission.saw(1.0)
+    assert admission.admit()
+
+
+@pytest.mark.parametrize("chance", [None, 0.0, -1.0, 1.5, math.nan, math.inf])
+def test_what_is_no_chance_says_nothing_about_certainty(chance: float | None) -> None:
+    admission, other = warmed(), warmed()
+    for each in (admission, other):
+        each.saw(0.9)
+    admission.saw(chance)
+    assert admission._due() == other._due()
+
+
+def costly(known: KnownCosts) -> Admission:
+    """Its drafts cost 0.7 steps, six rows 3.3; it saw three serial tokens of 10 ms."""
+    for rows, price in ((2, 1.7), (3, 2.0), (4, 2.5), (5, 2.9), (6, 3.3)):
+        known.add(0.7, price, rows)
+    admission = Admission(AdmissionConfig(stop_loss=math.inf, loss_budget=math.inf), known=known)
+    for _ in range(3):
+        admission.serial_step(10.0)
+    return admission
+
+
+def test_drafts_that_do_not_hold_end_attempts_until_they_are_forgotten() -> None:
+    admission, attempts = costly(KnownCosts()), 0
+    while admission.admit():
+        admission.choose([0.9] * 5)
+        admission.verified(7.0, 33.0, 5, 1)
+        attempts += 1
+    assert 1 <= attempts <= 2
+    waited = 0
+    while not admission.admit():
+        admission.serial_step(10.0)
+        waited += 1
+    assert 100 < waited <= 1024
+    admission.choose([0.9] * 5)
+    admission.verified(7.0, 33.0, 5, 6)
+    assert admission.admit()
+
+
+def test_declined_drafts_count_as_what_their_signals_promised() -> None:
+    admission, attempts = costly(KnownCosts()), 0
+    while admission.admit() and attempts < 10:
+        assert admission.choose([0.1] * 5) == 0
+        admission.declined(7.0, 10.0)
+        attempts += 1
+    assert 1 <= attempts <= 3
+
+
+def test_each_call_learns_about_its_own_text_and_knows_the_costs() -> None:
+    """Prices are of the machine; how well drafts hold is of the text, and texts of all kinds share a drafter."""
+    known = KnownCosts()
+    first = costly(known)
+    while first.admit():
+        first.choose([0.9] * 5)
+        first.verified(7.0, 33.0, 5, 1)
+    second = Admission(known=known)
+    assert second.serial_ms == 10.0 and second.admit()  # at its first token: nothing has to be measured
+
+
 def test_where_not_even_certain_drafts_pay_it_hardly_tries() -> None:
-    """Six rows cost as much as six steps: known after three cycles, in this call and in the next."""
+    """Six rows cost as much as six steps: then an attempt comes after 1,024 tokens, in this call or the next."""
     known = KnownCosts()
     first = Admission(AdmissionConfig(stop_loss=math.inf), known=known)
-    for _ in range(16):
-        first.serial_step(10.0)
     for _ in range(3):
-        assert first.admit()
+        first.serial_step(10.0)
+    while first.admit():
+        first.choose([1.0] * 5)
         first.verified(12.0, 60.0, 5, 6)
-    assert known.hopeless(5)
+    assert first.stats.cycles == 1
+    waited = 0
     for admission in (first, Admission(known=known)):
-        waited = 0
-        while not admission.admit():
+        for _ in range(600):
+            if admission.admit():
+                break
             admission.serial_step(10.0)
             waited += 1
-        assert waited == 1024
-    cheap = KnownCosts()
-    for _ in range(9):
-        cheap.add(0.1, 1.5, 6)
-    assert not cheap.hopeless(5) and not KnownCosts().hopeless(5)
+    assert waited == 1024
 
 
 def test_known_costs_serve_the_next_call() -> None:
@@ -155,30 +207,41 @@ def test_known_costs_serve_the_next_call() -> None:
     assert Admission().choose([0.8] * 5) == 5  # which knows nothing yet
 
 
-def test_calls_after_winning_ones_begin_at_once_and_after_losing_ones_late() -> None:
-    known = KnownCosts()
-    won, lost = ((6, 16), (6, 3), (6, 3), (1, 3), (1, 3), (1, 3)), ((1, 64), (6, 64), (6, 64), (6, 64), (6, 3))
-    for call, (committed, entry) in enumerate(won + lost):
-        admission = Admission(known=known)
-        waited = 0
-        while not admission.admit():
-            admission.serial_step(10.0)
-            waited += 1
-        assert waited == entry, call
-        for _ in range(3):
-            admission.verified(1.0, 20.0, 5, committed)
-
-
 def test_filling_the_windows_is_lost_time_but_no_reason_to_stop() -> None:
     admission = warmed()
-    admission.entered(1000.0)
+    admission.entered(1000.0, 128)
     assert admission.admit() and admission.stats.net_ms == admission.stats.entry_ms == 1000.0
+    assert admission.stats.entry_rows == 128
 
 
 def test_worth_says_how_likely_drafts_must_be_for_another_one() -> None:
     admission = warmed()  # a further row is guessed to cost 0.3 steps
     assert admission.worth(5) == pytest.approx([0.3] * 4)
     assert warmed(AdmissionConfig(gate="top")).worth(5) == [] == Admission().worth(5)
+
+
+def test_a_price_from_a_bad_moment_is_not_kept_for_ever() -> None:
+    known = KnownCosts()
+    known.add(0.5, 30.0, 6)
+    for _ in range(15):
+        known.add(0.5, 2.0, 3)
+    assert known.verify == {3: 2.0}
+    assert known.table(6, 0.3) == pytest.approx([1.0, 1.5, 2.0, 2.3, 2.6, 2.9])
+
+
+def test_a_serial_step_now_and_then_tells_what_it_costs() -> None:
+    """Where everything comes out of blocks, too: the machine may have become faster or slower."""
+    admission = warmed()
+    for _ in range(10):
+        admission.verified(1.0, 20.0, 5, 6)
+        assert admission.admit()
+    admission.verified(1.0, 20.0, 5, 6)
+    assert not admission.admit()
+    admission.declined(1.0, 30.0)
+    assert admission.admit()
+    for _ in range(8):
+        admission.serial_step(30.0)
+    assert admission.serial_ms == 30.0
 
 
 def test_reasoning_is_left_alone_on_demand() -> None:
@@ -218,7 +281,7 @@ def test_the_cost_of_unmeasured_rows_lies_between_its_neighbours(measured: dict[
     known = {1: 10.0} | measured
     cost = admission.verify_cost(rows)
     if rows in known:
-        assert cost == known[rows]
+        assert cost == pytest.approx(known[rows])
     else:
         below = known[max(n for n in known if n < rows)]
         above = [known[min(n for n in known if n > rows)]] if any(n > rows for n in known) else []
@@ -269,9 +332,7 @@ def test_wins_are_kept() -> None:
     st.floats(0.1, 2.0),
     st.floats(1.0, 8.0),
 )
-def test_any_trace_is_within_its_entry_costs(
-    steps: list[tuple[list[float], int]], draft: float, verify: float
-) -> None:
+def test_any_trace_is_within_its_entry_costs(steps: list[tuple[list[float], int]], draft: float, verify: float) -> None:
     """Lost time is bounded by the stop loss and one cycle for each back-off, whatever the drafts do."""
     costs = Costs(1.0, draft, tuple(1 + (verify - 1) * i / 5 for i in range(1, 6)))
     got = replay([TraceStep(tuple(s), a) for s, a in steps], costs, AdmissionConfig())
@@ -279,22 +340,5 @@ def test_any_trace_is_within_its_entry_costs(
     assert lost == pytest.approx(got.stats.net_ms, abs=1e-6)
     windows = got.stats.back_offs + 1
     assert lost <= windows * (1.0 + 0.5 + draft + verify) + 1e-6
-    assert got.stats.back_offs <= 1 + len(steps) / 16
+    assert got.stats.back_offs <= 1 + len(steps) / AdmissionConfig().back_off[0]
     assert got.stats.accepted == sum(got.stats.accepted_at) <= got.stats.drafted
-
-
-def test_half_of_what_earlier_calls_won_may_be_lost_before_drafting_pauses() -> None:
-    known = KnownCosts()
-
-    def cycles_until_it_pauses(committed: int) -> int:
-        admission, n = Admission(known=known), 0
-        while not admission.admit():
-            admission.serial_step(10.0)
-        while admission.admit() and n < 6:
-            admission.verified(5.0, 27.0, 5, committed)  # 3.2 serial steps
-            n += 1
-        return n
-
-    assert cycles_until_it_pauses(1) == 1  # nobody has won anything yet
-    assert [cycles_until_it_pauses(6) for _ in range(3)] == [6, 6, 6]
-    assert cycles_until_it_pauses(1) == 3  # 2.2 steps are lost by each, four may be and one more

@@ -458,6 +458,25 @@ def test_the_python_sampler() -> None:
             sampler.new_history(prompt)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_chance_of_the_likeliest_token(plain: bool) -> None:
+    """At temperature 1, after bias and mask, whatever is drawn; asking for it changes no token."""
+    bias = {3: 5.0, 7: -math.inf}
+    allowed = np.arange(0, N_VOCAB, 2, dtype=np.int32)
+    for options in (ref.Options(temperature=0.0), ref.Options(temperature=1.7, top_k=5), ref.Options(logit_bias=bias)):
+        sampler = make(options, plain=plain)
+        for seed in range(20):
+            logits = row(seed)
+            for mask in (None, allowed):
+                z = logits.astype(np.float64)
+                for token, value in (options.logit_bias or {}).items():
+                    z[token] += value
+                z = z if mask is None else z[mask]
+                drawn = sampler.draw(logits, seed, 5, None, mask, True)
+                assert drawn[:4] == sampler.draw(logits, seed, 5, None, mask)
+                assert drawn[4] == pytest.approx(1 / np.exp(z - z.max()).sum(), rel=1e-5)
+
+
 def test_child_seeds_differ_and_draw_other_tokens() -> None:
     seeds = [child_seed(s, i) for s in (0, 1, 2**63) for i in range(100)]
     assert len(set(seeds)) == 300

@@ -130,7 +130,15 @@ class Drafter:
 
     @property
     def session_bytes(self) -> int:
-        """Bytes that a session takes for it, beside its rings."""
+        """
+        Bytes that a session takes for it, beside its rings and what operations take.
+        """
+
+    @property
+    def working_bytes(self) -> int:
+        """
+        Bytes that the operations of a session's drafter take beside them, at most.
+        """
 
     @property
     def block(self) -> int: ...
@@ -334,12 +342,12 @@ class Session:
         start: runs the stages first, as draft_start(anchor, start). The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token of each row). Stops early when the product of the chances so far is not above `worth` of that many drafts.
         """
 
-    def feed_draw(self, token: int, sampler: sampling.Sampler, seed: int, history: sampling.TokenHistory | None = None) -> tuple:
+    def feed_draw(self, token: int, sampler: sampling.Sampler, seed: int, history: sampling.TokenHistory | None = None, chances: bool = False) -> tuple:
         """
-        Appends a token and draws the next: as Sampler.draw. The history holds the token already.
+        Appends a token and draws the next: as Sampler.draw. The history holds the token already. chances: a fifth item, how likely the likeliest token was (after bias and penalties, at temperature 1).
         """
 
-    def verify_draw(self, tokens: Sequence[int], sampler: sampling.Sampler, seed: int, history: sampling.TokenHistory | None = None) -> list:
+    def verify_draw(self, tokens: Sequence[int], sampler: sampling.Sampler, seed: int, history: sampling.TokenHistory | None = None, chances: bool = False) -> list:
         """
         Appends a token and drafts behind it, draws row after row while the drafts hold, and takes the others back: a list of draws, one more than drafts that held.
         """

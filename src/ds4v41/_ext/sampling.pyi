@@ -37,9 +37,9 @@ class Sampler:
 
     def __init__(self, n_vocab: int, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, repetition_penalty: float = 1.0, logit_bias: Sequence[tuple[int, float]] = [], logprobs: bool = False, top_logprobs: int = 0, plain: bool = False) -> None: ...
 
-    def draw(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int, position: int, history: TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> tuple:
+    def draw(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], seed: int, position: int, history: TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, chance: bool = False) -> tuple:
         """
-        logits [n_vocab] float32, allowed int32 ids -> (token, logprob or None, ((token, logprob), ...), n_kept).
+        logits [n_vocab] float32, allowed int32 ids -> (token, logprob or None, ((token, logprob), ...), n_kept); with `chance` a fifth: how likely the likeliest token is after bias, penalties and mask, at temperature 1.
         """
 
     def draw_many(self, logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], seeds: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], history: TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> NDArray[numpy.int32]:
