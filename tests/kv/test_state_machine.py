@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import ds4v41
+from ds4v41.kvstore.format import PAGE
 
 from .support import model, reference, session, tokens
 
 MOST = 1500
 LONGEST = 4000  # of a prompt that comes as a whole
+DECODERS = os.environ.get("DS4V41_E3_DECODERS", "cone cone cone all").split()
 
 
 class Stop(Exception):
@@ -39,7 +42,7 @@ class Machine(RuleBasedStateMachine):
         on_disk=st.booleans(),
         retain=st.sampled_from([0, 3, 24]),
         chunk=st.sampled_from([1, 5, 16, 64, 200]),  # the decoder's cone is 15 rows and the slack, which is `retain`
-        decoder=st.sampled_from(["cone", "cone", "cone", "all"]),
+        decoder=st.sampled_from(DECODERS),
     )
     def begin(self, on_disk: bool, retain: int, chunk: int, decoder: str) -> None:
         self.options = {"retain": retain, "chunk": chunk, "decoder": decoder}
@@ -168,6 +171,14 @@ class Machine(RuleBasedStateMachine):
         self.seen.append(list(ids))
         s.close()
         self.sessions.append((session(store=self.store, **self.options), []))
+
+    @rule(seed=st.integers(0, 999), share=st.sampled_from([0.1, 0.5, 1.0]), frontiers=st.booleans())
+    def lose(self, seed: int, share: float, frontiers: bool) -> None:
+        """The store gives up a part of what it holds, as a small budget makes it do: rows without frontiers stay."""
+        assert self.store is not None
+        dice = random.Random(seed)
+        there = [item for item in self.store.ls() if item.kind != PAGE or not frontiers]
+        self.store._delete([item for item in there if dice.random() < share])
 
     @invariant()
     def same_tokens(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,8 +22,9 @@ from ..machine import human, parse_bytes
 from .files import HOST, Files, disk_bytes
 from .find import Found, find
 from .format import BLOCK, ENCODER, FULL, KIND_NAMES, PAGE, Header, Prefixes, checksum
-from .index import Index, Use
+from .index import Index, IndexDamaged, IndexRefused, Use
 from .memory_files import MemoryFiles
+from .mending import mended, open_index, set_aside
 from .policy import Item, off_ladder, victims
 from .results import PruneResult, PutResult, StoreStats, VerifyResult
 from .sizes import default_budget
@@ -84,8 +84,7 @@ class KVStore:
         self._uses: list[Use] = []
         self._puts = 0
         self._open()
-        self.budget = self._given or (1 << 30 if self.path is None else default_budget(self.path, self._overhead()))
-        self._warn_once()
+        self._begin()
 
     def _open(self) -> None:
         if self.path is not None and not self._no_writes:
@@ -101,13 +100,34 @@ class KVStore:
         else:
             try:
                 self._files.create()
-                self._index = open_index(self.path, log)
+                self._index, report = open_index(self.path)
+                self._damaged += [report] if report else []
+            except StoreError:
+                raise
             except PermissionError as error:
                 raise StoreError(f"{self.path}: this folder cannot be written to ({error.strerror})") from error
             except OSError as error:
                 raise StoreError(f"{self.path}: cannot be used as a store: {error}") from error
         self._upkeep = Upkeep(self._files, self._index)
+
+    @mended
+    def _begin(self) -> None:
         self._upkeep.adopt()
+        self.budget = self._given or (1 << 30 if self.path is None else default_budget(self.path, self._overhead()))
+        self._warn_once()
+
+    def _mend(self, error: IndexDamaged) -> None:
+        """Make the index again from the objects, unless another thread has done it since."""
+        assert self.path is not None
+        with self._lock:
+            if error.index is not self._index:
+                return
+            self._index.close("another index takes its place")
+            reports = [set_aside(self.path / "index.sqlite", error)]
+            self._index, again = open_index(self.path)
+            self._damaged += [report for report in (*reports, again) if report]
+            self._upkeep.index = self._index
+            self._upkeep.adopt()
 
     def _warn_once(self) -> None:
         used = self._usage()
@@ -124,8 +144,17 @@ class KVStore:
         """Why nothing is written to the folder; empty when it can be."""
         return self._no_writes
 
+    @mended
     def find(self, prefixes: Prefixes, partial: bool = True) -> Found:
-        """What is stored of these tokens, in the folder and in the memory above it."""
+        """What is stored of these tokens, in the folder and in the memory above it; nothing, with a warning, while the
+        index cannot be read (no call fails for it)."""
+        try:
+            return self._find_both(prefixes, partial)
+        except IndexRefused as error:
+            log.warning("%s", error)
+            return Found()
+
+    def _find_both(self, prefixes: Prefixes, partial: bool) -> Found:
         above = self._above
         if above is None:
             return self._find_here(prefixes, partial)
@@ -176,6 +205,9 @@ class KVStore:
                     open_files.append(fd)
                     data = None
                 names.append(header.source)
+                if (header.begin, header.end, header.node) != (item.begin, item.end, item.node):
+                    self._mend(IndexDamaged(self._index, f"it contradicts the header of {header.source}"))
+                    raise IndexRefused(f"{header.source}: the index had other positions for it, and was made again")
                 if item is frontier:
                     window, in_memory = (fd, header.payload_offset, header.payload_bytes, header.payload_sum), data
                 elif header.payload_bytes != session.rows_bytes(header.begin, header.end):
@@ -191,7 +223,7 @@ class KVStore:
             if in_memory is not None:
                 session.import_frontier(in_memory)
         except (StoreError, OSError) as error:
-            if item is None:
+            if item is None or isinstance(error, IndexRefused):
                 raise
             self._holder(item.id)._drop(item, error)
         finally:
@@ -202,7 +234,7 @@ class KVStore:
         """What is damaged is deleted and named, never used."""
         if not isinstance(error, (StoreError, FileNotFoundError)):
             raise StoreError(f"{error}: the store cannot be read now") from error
-        with contextlib.suppress(OSError, sqlite3.Error):
+        with contextlib.suppress(OSError):
             self._index.delete([item.id])
             if not self._no_writes:
                 self._unlink([item])
@@ -224,11 +256,12 @@ class KVStore:
     def _write_uses(self) -> None:
         uses, self._uses = self._uses, []
         if uses:
-            with contextlib.suppress(sqlite3.Error), self._index.writing() as db:
+            with contextlib.suppress(StoreError), self._index.writing() as db:
                 self._index.touch(uses, db)
 
     # ---- putting -----------------------------------------------------------------------------------------------
 
+    @mended
     def put(
         self, session: _ext.Session, prefixes: Prefixes, numerics: str, *, frontier: bool = True, weight: float = FRESH
     ) -> PutResult:
@@ -263,7 +296,9 @@ class KVStore:
             try:
                 found = self._find_here(prefixes, False) if found is None else found
                 return self._put(session, prefixes, numerics, frontier, weight, found)
-            except (OSError, sqlite3.Error, StoreError) as error:
+            except IndexDamaged:
+                raise
+            except OSError as error:
                 why = f"not kept: {error}"
                 log.warning("%s: checkpoint at %s %s", self.path or "memory", position, why)
                 return PutResult(position, False, why=why)
@@ -370,7 +405,7 @@ class KVStore:
         return reservation, len(chosen), True
 
     def _release(self, reservation: int) -> None:
-        with contextlib.suppress(sqlite3.Error), self._index.writing() as db:
+        with contextlib.suppress(StoreError), self._index.writing() as db:
             db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
 
     def _write(self, new: list[_New], reservation: int, weight: float) -> int:
@@ -391,7 +426,7 @@ class KVStore:
         except BaseException:
             for path, _ in aside:
                 self._files.discard(path)
-            with contextlib.suppress(sqlite3.Error, OSError):
+            with contextlib.suppress(OSError):
                 self._unlink([header for _, header in aside])
             raise
         self._index.shrink()
@@ -416,6 +451,7 @@ class KVStore:
         with self._index.reading() as db:
             return self._index.used(db) + self._overhead()
 
+    @mended
     def stats(self) -> StoreStats:
         """Counts and bytes, now."""
         counts = self._index.counts()
@@ -439,10 +475,12 @@ class KVStore:
             read_only=self._no_writes,
         )
 
+    @mended
     def other_bytes(self, root: bytes) -> int:
         """Bytes that belong to other models, modes or formats than this root's."""
         return sum(size for (other, _), (_, size) in self._index.counts().items() if other != root)
 
+    @mended
     def prune(self, *, budget: int | str | None = None, dry_run: bool = False) -> PruneResult:
         """Bring the store below its budget (or a smaller one, this once); list what goes, or with dry_run would go.
         Also removes what dead writers left, and takes in objects that the index does not know."""
@@ -474,22 +512,25 @@ class KVStore:
         names = [item.id for item in items]
         try:
             self._index.delete(names)
-        except sqlite3.OperationalError:
+        except IndexRefused:
             for item in items:
                 self._files.remove(item.id, item.kind)
             self._index.delete(names)
         self._unlink(items)
         self._index.shrink()
 
+    @mended
     def verify(self) -> VerifyResult:
         """Read every object and compare every checksum; deletes nothing."""
         return self._upkeep.verify()
 
     @property
+    @mended
     def tick(self) -> int:
         """The store's own time: it goes on by one with each use."""
         return self._index.tick()
 
+    @mended
     def ls(self) -> list[Item]:
         """Every object, by position."""
         return sorted(self._index.items(), key=lambda i: (i.begin, i.end, i.id))
@@ -513,22 +554,3 @@ class KVStore:
         more = f", read-only ({self._no_writes})" if self._no_writes else ""
         more += f", {human(self._above.budget)} in memory above it" if self._above is not None else ""
         return f"<KVStore {self.path or 'in memory'}: budget {human(self.budget)}{more}>"
-
-
-def open_index(folder: Path, log: logging.Logger) -> Index:
-    """The index of a folder. A damaged one is set aside (not deleted) and made again from the objects."""
-    path = folder / "index.sqlite"
-    try:
-        index = Index(path)
-        with index.reading() as db:
-            db.execute("SELECT COUNT(*) FROM objects").fetchone()
-        return index
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise StoreError(f"{path}: cannot be opened: {error}") from error
-        aside = folder / f"index.damaged.{int(time.time())}.{os.getpid()}"
-        log.warning("%s is damaged (%s): moved to %s, made again from the pages", path, error, aside.name)
-        for ending in ("", "-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(f"{path}{ending}", f"{aside}{ending}")
-        return Index(path)
