@@ -76,6 +76,7 @@ class SizedSession:
     """What a store asks of a session, with the sizes of the released model."""
 
     ready = True
+    draft_context = 0
 
     def __init__(self, n: int) -> None:
         self.n = n

@@ -152,7 +152,8 @@ class Index:
             yield
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", None)
-            if code is not None and code & 0xFF in _NOT_NOW and code not in _DAMAGE:
+            says_so_itself = code == sqlite3.SQLITE_READONLY and self.path is not None and os.access(self.path, os.W_OK)
+            if code is not None and code & 0xFF in _NOT_NOW and code not in _DAMAGE and not says_so_itself:
                 raise IndexRefused(f"{self.path}: the index cannot be used now: {error}. {_advice(code)}") from error
             raise IndexDamaged(self, str(error)) from error
         except UnicodeDecodeError as error:  # a message that quotes damaged text

@@ -310,7 +310,7 @@ class KVStore:
         position = len(prefixes)
         new = [*self._new_pages(session, prefixes, numerics, found.whole)]
         there = found.frontiers.get(position) or (None if session.ready else found.encoders.get(position))
-        if frontier and there is None:
+        if frontier and (there is None or self._lacks_drafter(there, session)):
             new.append(self._new_frontier(session, prefixes, numerics))
         path = [*found.pages, *found.all_frontiers()]
         if not new:
@@ -345,6 +345,15 @@ class KVStore:
             end = min(len(prefixes), (begin // BLOCK + 1) * BLOCK)
             yield self._object(PAGE, begin, end, session.export_rows(begin, end), prefixes, numerics)
             begin = end
+
+    def _lacks_drafter(self, there: Item, session: _ext.Session) -> bool:
+        """Does the session know more rows of its drafter than the frontier that is stored at its position?"""
+        if there.kind != FULL or not session.ready or session.draft_context == 0:
+            return False
+        try:
+            return self._files.drafter_rows(there.id) < session.draft_context
+        except FileNotFoundError:
+            return True
 
     def _new_frontier(self, session: _ext.Session, prefixes: Prefixes, numerics: str) -> _New:
         at = len(prefixes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat as stat_module
 from pathlib import Path
@@ -14,6 +15,7 @@ from .index import Index, IndexDamaged, IndexRefused
 from .memory_files import MemoryFiles
 from .results import VerifyResult
 
+log = logging.getLogger("ds4v41.kvstore")
 _ENDINGS = {".page", ".frontier"}
 
 
@@ -56,12 +58,13 @@ class Upkeep:
         return unlisted
 
     def _compare(self, path: Path) -> None:
-        """A file and its row differ: when the file is right the index is damaged."""
-        try:
-            header = self._header(path)
-        except (StoreError, OSError):
-            return  # the file is what is damaged: who reads it drops it
-        self._agreed(header)
+        """A file and its row differ in size. When the file is right the row is put right: a frontier was replaced by a
+        process that was killed before it could say so, or the index is damaged there."""
+        with contextlib.suppress(StoreError, FileNotFoundError), self.index.writing() as db:
+            header = self._header(path)  # a file that is damaged itself is dropped by who reads it
+            if not self.index.agrees(header):
+                log.warning("%s: the index said otherwise; put right", header.source)
+                self.index.insert([header], db=db)
 
     def _header(self, path: Path) -> Header:
         """The header of an object file, checked."""
@@ -72,8 +75,13 @@ class Upkeep:
         return header
 
     def _agreed(self, header: Header) -> None:
-        if not self.index.agrees(header):
-            raise IndexDamaged(self.index, f"it contradicts the header of {header.source}")
+        if self.index.agrees(header):
+            return
+        with self.index.writing():  # no frontier is being replaced now
+            fd, header = self.files.open(header.id, header.kind)  # type: ignore[union-attr]
+            os.close(fd)
+            if not self.index.agrees(header):
+                raise IndexDamaged(self.index, f"it contradicts the header of {header.source}")
 
     def adopt(self) -> int:
         """List objects that the index lacks (their writer died after the rename, or the index is new), and forget
