@@ -145,3 +145,22 @@ def test_a_replaced_frontier_whose_row_was_not_written_is_no_damage(
         assert store.verify().clean and not store.stats().damaged
         assert not list((tmp_path / "without").glob("index.damaged*"))
         assert {i.bytes for i in store.ls() if i.kind == FULL} == {-(-new.stat().st_size // 4096) * 4096}
+
+
+def test_a_read_only_store_takes_a_replaced_frontier_as_it_is(
+    nano: tuple[Model, Drafter], expected: tuple[list[int], ...], tmp_path: Path
+) -> None:
+    """Its own index, in memory, is made again; that of the folder is not touched."""
+    model, drafter = nano
+    prompt = np.array(expected[0], np.int32)
+    with KVStore(tmp_path / "s", budget="64 MiB") as store, model.session(CONTEXT, store=store) as s:
+        s.prefill(prompt)
+        with KVStore(tmp_path / "s", read_only=True) as reader:
+            with model.session(CONTEXT, drafter=drafter) as other:
+                other.prefill(prompt)
+                other._store = store
+                assert other.checkpoint().new_bytes > 0
+            assert reader.verify().clean and not list((tmp_path / "s").glob("index.damaged*"))
+            with model.session(CONTEXT, drafter=drafter, store=reader) as third:
+                third.advance_to(prompt)
+                assert third.stats.restored == len(prompt) and third._ext.draft_context > 0

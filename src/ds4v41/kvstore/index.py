@@ -255,7 +255,9 @@ class Index:
     def sizes(self) -> dict[bytes, int]:
         """The names of all objects and what each takes on disk."""
         with self.reading() as db:
-            return dict(db.execute("SELECT id, bytes FROM objects"))
+            found = dict(db.execute("SELECT id, bytes FROM objects").fetchall())
+        self._expect(all(map(_is_name, found)) and all(map(_is_count, found.values())), "an object")
+        return found
 
     def tick(self) -> int:
         """The present tick."""

@@ -127,15 +127,17 @@ class KVStore:
 
     def _mend(self, error: IndexDamaged) -> None:
         """Make the index again from the objects, unless another thread has done it since."""
-        assert self.path is not None
         with self._lock:
             if error.index is not self._index:
                 return
             self._index.close("another index takes its place")
-            reports = [set_aside(self.path / "index.sqlite", error)]
-            self._index, again = open_index(self.path)
-            self._damaged += [report for report in (*reports, again) if report]
-            self._upkeep.index = self._index
+            if self.path is None or self._no_writes:  # it is in memory; what lies in the folder is others' business
+                self._index = Index(None)
+            else:
+                first = set_aside(self.path / "index.sqlite", error)
+                self._index, again = open_index(self.path)
+                self._damaged += filter(None, (first, again))
+            self._upkeep = Upkeep(self._files, self._index)
             self._upkeep.adopt()
 
     def _warn_once(self) -> None:
@@ -150,7 +152,7 @@ class KVStore:
 
     @property
     def read_only(self) -> str:
-        """Why nothing is written to the folder; empty when it can be."""
+        """Why nothing is written to the folder, if so."""
         return self._no_writes
 
     @mended
@@ -546,13 +548,12 @@ class KVStore:
         last byte, where the index cannot write either, first the files (others will then miss them)."""
         if not items:
             return
-        names = [item.id for item in items]
         try:
-            self._index.delete(names)
+            self._index.delete(item.id for item in items)
         except IndexRefused:
             for item in items:
                 self._files.remove(item.id, item.kind)
-            self._index.delete(names)
+            self._index.delete(item.id for item in items)
         self._unlink(items)
         self._index.shrink()
 
