@@ -14,7 +14,7 @@ import ds4v41
 from ds4v41.synth import tiny_config, write_official
 
 LONG = 30_000  # tokens: enough bytes for four reading threads
-ROUNDS = 6
+ROUNDS = 1
 
 
 def ids(n: int, seed: int) -> np.ndarray:
@@ -44,12 +44,12 @@ def sessions(model: ds4v41.Model, folder: Path) -> None:
             try:
                 for i in range(ROUNDS):
                     with model.session(4096, store=store, chunk=128) as s:
-                        shared = ids(700, i % 2)
+                        shared = ids(300, i % 2)
                         s.advance_to(shared)
-                        s.advance_to(np.concatenate([shared[:600], ids(200, own * 100 + i)]))
-                        s.rewind(300)
+                        s.advance_to(np.concatenate([shared[:250], ids(60, own * 100 + i)]))
+                        s.rewind(120)
                         twin = s.fork()
-                        twin.advance_to(shared[:650])
+                        twin.advance_to(shared[:280])
                         twin.close()
             except BaseException as error:
                 faults.append(error)
