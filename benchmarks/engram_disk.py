@@ -74,7 +74,7 @@ def one_prefill(model: ds4v41.Model, tokens: Any, chunk: int) -> list[tuple[floa
     with model.session(len(tokens) + 8, chunk=chunk) as session:
         chunks, before = [], [0.0, time.process_time()]
 
-        def done(_: int, seconds: float) -> None:
+        def done(_n: int, seconds: float, _matrix: bool) -> None:
             now = [waited(session), time.process_time()]
             chunks.append((seconds, now[0] - before[0], now[1] - before[1]))
             before[:] = now

@@ -35,26 +35,31 @@ constexpr size_t kPiece = 128 << 10;        // read and summed while it is in th
 constexpr size_t kBytesAThread = 1 << 20;   // less is not worth a thread
 constexpr size_t kMostThreads = 4;
 
+void copy_page(const uint8_t* data, const std::vector<Incoming>& target) {
+  for (const Incoming& in : target) {
+    std::copy_n(data + in.held, in.to.bytes - in.held, in.to.data + in.held);
+    data += in.to.bytes;
+  }
+}
+
 // One page into its places; throws StoreError when it is not what it should be.
-void read_page(const PageSource& page, const std::vector<Section>& target) {
+void read_page(const PageSource& page, const std::vector<Incoming>& target) {
+  if (page.data != nullptr) return copy_page(page.data, target);
   int64_t offset = page.offset;
-  const uint8_t* data = page.data;
+  std::vector<uint8_t> unused;  // rows that are there already count for the sum only
   Xxh64 sum;
-  for (const Section& s : target)
-    for (size_t done = 0; done < s.bytes;) {
-      uint8_t* to = s.data + done;
-      const size_t n = std::min(kPiece, s.bytes - done);
-      if (data != nullptr) {
-        std::copy_n(data, n, to);
-        data += n;
-      } else {
-        read_all(page.fd, offset, to, n);
-        sum.add(to, n);
-        offset += static_cast<int64_t>(n);
-      }
+  for (const Incoming& in : target)
+    for (size_t done = 0; done < in.to.bytes;) {
+      const bool held = done < in.held;
+      const size_t n = std::min(kPiece, (held ? in.held : in.to.bytes) - done);
+      if (held) unused.resize(std::max(unused.size(), n));
+      uint8_t* to = held ? unused.data() : in.to.data + done;
+      read_all(page.fd, offset, to, n);
+      sum.add(to, n);
+      offset += static_cast<int64_t>(n);
       done += n;
     }
-  if (page.data == nullptr && sum.value() != page.sum) throw StoreError("the payload is damaged (checksum)");
+  if (sum.value() != page.sum) throw StoreError("the payload is damaged (checksum)");
 }
 
 // Joins what was started, however the scope is left.
@@ -76,10 +81,10 @@ void State::prepare_pages(const std::vector<PageSource>& pages) {
 
 std::optional<BadSource> State::read_pages(const std::vector<PageSource>& pages, const std::function<void()>& beside) {
   size_t bytes = 0;
-  std::vector<std::vector<Section>> targets;
+  std::vector<std::vector<Incoming>> targets;
   for (const PageSource& page : pages) {
-    targets.push_back(sections(page.begin, page.end));
-    for (const Section& s : targets.back()) bytes += s.bytes;
+    targets.push_back(incoming(page.begin, page.end));
+    for (const Incoming& in : targets.back()) bytes += in.to.bytes;
   }
   std::vector<std::string> why(pages.size());
   take_large_pages();  // alone: the system waits for every processor that handles pages at the time

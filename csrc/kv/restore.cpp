@@ -62,7 +62,7 @@ void State::begin_restore(int64_t keep) {
   keep_tokens(keep);
   keep_nothing(keep);
   pending_low_ = keep;
-  imported_ = keep;
+  imported_ = held_ = keep;
   large_.clear();
 }
 
@@ -76,13 +76,21 @@ void State::take_large_pages() {
   large_.clear();
 }
 
-std::vector<Section> State::import_target(int64_t begin, int64_t end) {
+std::vector<Incoming> State::incoming(int64_t begin, int64_t end) const {
+  std::vector<Incoming> out;
+  const int64_t held = std::clamp(held_, begin, end);
+  const auto all = sections(begin, end), ours = sections(begin, held);
+  for (size_t i = 0; i < all.size(); ++i) out.push_back({all[i], ours[i].bytes});
+  return out;
+}
+
+std::vector<Incoming> State::import_target(int64_t begin, int64_t end) {
   if (begin < 0 || begin > imported_ || end <= begin || end > context_)
     throw StateError("[restore] rows of positions " + std::to_string(begin) + " .. " + std::to_string(end) +
                      " do not follow the first " + std::to_string(imported_) + " of a context of " +
                      std::to_string(context_));
-  auto out = sections(begin, end);
-  for (const Section& s : out) arena_.own(s.data, s.bytes);
+  auto out = incoming(begin, end);
+  for (const Incoming& in : out) arena_.own(in.to.data + in.held, in.to.bytes - in.held);
   return out;
 }
 
@@ -92,9 +100,9 @@ void State::import_rows(int64_t begin, int64_t end, const uint8_t* data, size_t 
   if (bytes != rows_bytes(begin, end))
     throw StoreError("[restore] rows of positions " + std::to_string(begin) + " .. " + std::to_string(end) + " take " +
                      std::to_string(rows_bytes(begin, end)) + " bytes, got " + std::to_string(bytes));
-  for (const Section& s : target) {
-    std::memcpy(s.data, data, s.bytes);
-    data += s.bytes;
+  for (const Incoming& in : target) {
+    std::memcpy(in.to.data + in.held, data + in.held, in.to.bytes - in.held);
+    data += in.to.bytes;
   }
   imported_ = std::max(imported_, end);
 }

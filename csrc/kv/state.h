@@ -39,6 +39,13 @@ struct Section {
   size_t bytes;
 };
 
+// Bytes on their way into the state. The first `held` of them are there already and must not be touched: what comes is
+// not known to be sound before all of it was read.
+struct Incoming {
+  Section to;
+  size_t held;
+};
+
 // Where the rows of positions begin .. end - 1 are: in an open file from `offset` on, or in memory when `data` is set.
 struct PageSource {
   int64_t begin, end;
@@ -118,8 +125,8 @@ class State {
   std::vector<Section> sections(int64_t begin, int64_t end) const;
   size_t rows_bytes(int64_t begin, int64_t end) const;
   void export_rows(int64_t begin, int64_t end, uint8_t* out) const;
-  // A restore: keeps the rows of the first `keep` tokens, takes rows in ascending order, then all the tokens. The
-  // state is not ready afterwards.
+  // A restore: keeps the rows of the first `keep` tokens, whatever comes for them, takes rows in ascending order, then
+  // all the tokens. The state is not ready afterwards.
   void begin_restore(int64_t keep);
   // Says how far rows will come, so that memory is taken at once.
   void expect_rows(int64_t end);
@@ -173,7 +180,8 @@ class State {
   void lay_out(int n_windows);
   void save_window(Mark& mark) const;
   void own_ring(const RowRing& ring, int64_t first, int64_t n);
-  std::vector<Section> import_target(int64_t begin, int64_t end);
+  std::vector<Incoming> incoming(int64_t begin, int64_t end) const;
+  std::vector<Incoming> import_target(int64_t begin, int64_t end);
   void take_large_pages();
   void forget_marks_above(int64_t position);
   void keep_tokens(int64_t n);
@@ -190,6 +198,7 @@ class State {
   int64_t pending_low_ = 0;  // unpooled rows below this position are gone
   int64_t pending_before_ = 0;
   int64_t imported_ = 0;     // a restore in progress has rows of this many tokens
+  int64_t held_ = 0;         // the first of them are the session's own, not from outside
   std::vector<Arena::LargePages> large_;  // that it will take
   std::vector<std::weak_ptr<Mark>> marks_;
 };

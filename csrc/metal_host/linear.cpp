@@ -45,7 +45,7 @@ bool use_tiles(int64_t n, int64_t tiles) {
   if (wish == nullptr) return tiles >= kEnoughTiles;
   if (std::strcmp(wish, "always") == 0) return true;
   if (std::strcmp(wish, "never") == 0) return false;
-  throw OptionError(std::string("[metal] DS4_METAL_TILES: expected always or never, found '") + wish + "'");
+  throw OptionError(std::string("[metal] DS4_METAL_TILES: expected always or never, found '") + std::string(wish).substr(0, 80) + "'");
 }
 
 int tile_flags(int64_t cols) { return cols > kSegmentColumns ? TILE_FOLDS : 0; }

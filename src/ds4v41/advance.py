@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import StoreError
+from .history import history_of
 from .kvstore.find import Found
 from .kvstore.format import Prefixes
 from .kvstore.results import PutResult
 from .kvstore.store import FRESH
-from .reuse import Choice, Costs, choose, common_prefix, history_of, why_not_more
+from .reuse import Choice, Costs, choose, common_prefix, why_not_more
 
 if TYPE_CHECKING:
     from .session import Session
@@ -23,20 +24,18 @@ WORTH_A_LOOK = 2
 BRANCH_WEIGHT = 4.0
 
 
-def reuse(session: Session, ids: NDArray[np.int32]) -> int:
-    """Bring the session to a prefix of `ids` [n] and return its length; n itself only when the last logits are known.
-    Sets the session's stats."""
+def reuse(session: Session, ids: NDArray[np.int32]) -> tuple[int, NDArray[np.int32]]:
+    """Bring the session to a prefix of `ids` [n]. Returns its length (n itself only when the last logits are known) and
+    the history [n] that the whole is to have. Sets the session's stats."""
     ext, store, stats = session._ext, session._store, session._stats
     have = np.asarray(ext.tokens, np.int32)
     common = common_prefix(have, ids)
+    history = history_of(ids, np.asarray(ext.history, np.int32), common, session.model.prefill == "matrix")
     if common == len(ids) == len(have) and ext.last_logits() is not None:
         stats.begin(common, "the session holds exactly this prompt")
-        return common
+        return common, history
     why = why_not_more(len(have), len(ids), common)
-    prefixes = None
-    if store is not None:
-        matrix = session.model.prefill == "matrix"
-        prefixes = Prefixes(session._root(), history_of(ids, np.asarray(ext.history, np.int32), common, matrix))
+    prefixes = Prefixes(session._root(), history) if store is not None else None
 
     total = len(ids)
     cost = Costs(
@@ -53,15 +52,15 @@ def reuse(session: Session, ids: NDArray[np.int32]) -> int:
                 found = store.find(prefixes, False)
             at = choose(total, common, cost, found)
         if not at.stored or found is None or prefixes is None:
-            return _stay(session, at, total, why)
+            return _stay(session, at, total, why), history
         try:
-            return _restore(session, ids, prefixes, found, at, common, why)
+            return _restore(session, ids, prefixes, found, at, common, why), history
         except StoreError as error:
             # The damaged object is gone from the store by now; what the session still has counts on.
             have = np.asarray(ext.tokens, np.int32)
             common = common_prefix(have, ids)
             why = f"{why}; a stored page could not be used ({error})"
-    return _stay(session, choose(total, common, cost, None), total, why)
+    return _stay(session, choose(total, common, cost, None), total, why), history
 
 
 def _stay(session: Session, at: Choice, total: int, why: str) -> int:

@@ -54,7 +54,7 @@ def parse_bytes(name: str, value: Any, least: int = 0) -> int:
     """Bytes from a number, or from text such as "512 MiB" (also KiB, GiB, TiB, kB, MB, GB, TB, in any case). Raises
     OptionError, also for fewer than `least`."""
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value, re.IGNORECASE)
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", value, re.IGNORECASE)
         if match is not None and (match[2] or not match[3]):
             power = " KMGT".index(match[2].upper() or " ")
             size = float(match[1]) * (1024 if match[3] else 1000) ** power

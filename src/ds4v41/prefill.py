@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from . import _ext
 from .errors import MemoryPlanError, StateError
+from .history import classes_of
 from .machine import available_memory, human
 from .results import Progress
 
@@ -18,39 +19,39 @@ LogitsChoice = Literal["last", "all"]
 ProgressCallback = Callable[[Progress], object]
 
 
-def plan_chunks(n: int, chunk: int, cut: int = 0) -> Iterator[tuple[int, int]]:
-    """Ranges [begin, end) that cover n tokens, each at most `chunk` long; with 0 < cut < n one of them ends there. Any
-    plan gives the same bits (E1)."""
+def plan_chunks(n: int, chunk: int, cuts: Sequence[int] = ()) -> Iterator[tuple[int, int]]:
+    """Ranges [begin, end) that cover n tokens, each at most `chunk` long; one of them ends at each of the cuts that is
+    inside. Any plan gives the same bits (E1)."""
     begin = 0
     while begin < n:
-        end = min(begin + chunk, n, *([cut] if begin < cut else []))
+        end = min(begin + chunk, n, *(cut for cut in cuts if cut > begin))
         yield begin, end
         begin = end
 
 
 def run_prefill(
     session: _ext.Session,
-    tokens: NDArray[np.int32],
+    history: NDArray[np.int32],
     logits: LogitsChoice | None,
     n_vocab: int,
     chunk: int,
     cached: int = 0,
     progress: ProgressCallback | None = None,
-    done: Callable[[int, float], object] | None = None,
+    done: Callable[[int, float, bool], object] | None = None,
     cut: int = 0,
-    matrix: bool = False,
 ) -> NDArray[np.float32] | None:
-    """Append tokens [n], at most `chunk` in one run; returns float32 [1, vocab] or [n, vocab], or None. A run ends at
-    `cut`. matrix: in that numeric class.
+    """Append tokens [n], each in the numeric class that `history` names (history.py), at most `chunk` in one
+    run; returns float32 [1, vocab] or [n, vocab], or None. A run ends at `cut`.
 
     Chunks in front of the cut and of the end are told how many tokens follow them, so that they leave out what nobody
     will need (docs/decisions/0005).
 
     StateError when `progress` moved the session itself: the rest of the prompt would follow other tokens.
 
-    `done(n, seconds)` is told of every chunk that is complete. When something stops the run (Ctrl-C, cancel, an
+    `done(n, seconds, matrix)` is told of every chunk that is complete. When something stops the run (Ctrl-C, cancel, an
     exception from `progress`), complete chunks stay, the one in progress is dropped.
     """
+    tokens, matrix = classes_of(history)
     n = len(tokens)
     size = 4 * n * n_vocab
     if logits == "all" and size > available_memory():
@@ -63,7 +64,8 @@ def run_prefill(
     started = time.perf_counter()
     expected = np.concatenate([session.tokens, tokens]) if progress is not None else tokens
     kept = len(expected) - n
-    for begin, end in plan_chunks(n, chunk, cut):
+    changes = [int(i) + 1 for i in np.flatnonzero(matrix[1:] != matrix[:-1])]
+    for begin, end in plan_chunks(n, chunk, [cut, *changes]):
         want = "all" if logits == "all" else ("last" if logits == "last" and end == n else "none")
 
         def tick(part: int, of: int, begin: int = begin, end: int = end) -> None:
@@ -74,9 +76,9 @@ def run_prefill(
         session.expect(tokens[end : end + session.chunk])  # its Engram rows are read meanwhile
         before = time.perf_counter()
         after = (cut if begin < cut < n else n) - end
-        got = session.run(tokens[begin:end], want, tick if progress is not None else None, after, matrix)
+        got = session.run(tokens[begin:end], want, tick if progress is not None else None, after, bool(matrix[begin]))
         if done is not None:
-            done(end - begin, time.perf_counter() - before)
+            done(end - begin, time.perf_counter() - before, bool(matrix[begin]))
         if rows is None:
             last = got
         elif got is not None:

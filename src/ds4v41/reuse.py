@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .kvstore.find import Found
-from .kvstore.format import MATRIX_TAG
 from .kvstore.policy import Item
 
 
@@ -61,16 +60,6 @@ def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])
     return int(different[0]) if len(different) else n
-
-
-def history_of(
-    ids: NDArray[np.int32], history: NDArray[np.int32], common: int, matrix: bool
-) -> NDArray[np.int32]:
-    """A prompt as it would be computed here: what the session shares with it as that was computed (`history`), the rest
-    in the class of prompts. The numeric class of each token is part of the names of stored states."""
-    tagged = ids | np.int32(MATRIX_TAG) if matrix else ids.copy()
-    tagged[:common] = history[:common]
-    return tagged
 
 
 def why_not_more(have: int, want: int, common: int) -> str:

@@ -20,6 +20,7 @@ from .checks import callback, not_a_prompt, path_of, positive_int, token_ids
 from .drafting import Allowed, ModelProposer, Proposer
 from .errors import ContextError, OptionError, StateError, shown
 from .generation import Generation, GenerationOptions
+from .history import tagged_with
 from .ledger import Ledger
 from .memory import MAX_STEP_ROWS, run_rows
 from .prefill import LogitsChoice, ProgressCallback, run_prefill
@@ -157,7 +158,7 @@ class Session:
         self._fits(len(ids))
         self._begin()
         self._stats.begin(0, "prefill appends to what is there")
-        return self._append(ids, logits, 0, progress)
+        return self._append(tagged_with(ids, self._model.prefill == "matrix"), logits, 0, progress)
 
     def step(self, tokens: ArrayLike) -> NDArray[np.float32]:
         """Append 1 to 8 tokens and return the logits after each: float32 [n, vocab]. Same bits as prefill (E1), but for
@@ -196,7 +197,7 @@ class Session:
 
     def _append(
         self,
-        ids: NDArray[np.int32],
+        history: NDArray[np.int32],
         logits: LogitsChoice | None,
         cached: int,
         progress: ProgressCallback | None,
@@ -204,9 +205,8 @@ class Session:
     ) -> NDArray[np.float32] | None:
         self._last_row = None
         kept = self.position
-        matrix = self._model.prefill == "matrix"
 
-        def done(n: int, seconds: float) -> None:
+        def done(n: int, seconds: float, matrix: bool) -> None:
             nonlocal kept
             self._stats.add_prefill(n, seconds, matrix)
             if self.position == shared or self.position - kept >= CHECKPOINT_TOKENS:
@@ -214,7 +214,7 @@ class Session:
                 checkpoint(self, branch=kept == shared)
 
         n_vocab = self._model.config.vocab_size
-        rows = run_prefill(self._ext, ids, logits, n_vocab, self._chunk, cached, progress, done, shared - kept, matrix)
+        rows = run_prefill(self._ext, history, logits, n_vocab, self._chunk, cached, progress, done, shared - kept)
         if kept != self.position:
             checkpoint(self)
         if rows is not None:
@@ -236,13 +236,13 @@ class Session:
             )
         row = self._last_row
         self._begin()
-        keep = reuse(self, ids)
+        keep, history = reuse(self, ids)
         if keep == len(ids):
             known = row[1] if row is not None and row[0] == keep and self._stats.restored == 0 else None
             logits = np.asarray(self._ext.last_logits(), np.float32) if known is None else known
             self._last_row = (keep, logits)
             return logits
-        self._append(ids[keep:], "last", keep, progress, shared)
+        self._append(history[keep:], "last", keep, progress, shared)
         assert self._last_row is not None
         return self._last_row[1]
 

@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ds4v41
+from ds4v41.checkpoint import open_checkpoint
+from ds4v41.history import classes_of
+from ds4v41.memory import weight_bytes
 from ds4v41.synth import tiny_config, write_official
+from ds4v41.weights import build, default_activations
 
 WINDOW, LAYERS = 8, 5
 DECODER = 2  # layers from the last source on
@@ -34,12 +38,20 @@ def folder(seed: int = 1) -> Path:
 
 
 @cache
-def model(seed: int = 1) -> ds4v41.Model:
-    return ds4v41.Model.open(folder(seed), threads=1)
+def model(seed: int = 1, matrix: bool = False) -> ds4v41.Model:
+    """matrix: prompts are of the matrix class, emulated where the processor has no instruction for it."""
+    if not matrix:
+        return ds4v41.Model.open(folder(seed), threads=1)
+    checkpoint = open_checkpoint(folder(seed), parts=("main", "engram"))
+    activations = default_activations(checkpoint.config, checkpoint.dialect)
+    ext = build(checkpoint, activations, "auto", 1)
+    return ds4v41.Model(checkpoint, ext, activations, weight_bytes(checkpoint)[0], None, matrix=True)
 
 
-def session(retain: int = 24, chunk: int = 16, context: int = 4096, **options: object) -> ds4v41.Session:
-    return model().session(context, retain=retain, chunk=chunk, **options)
+def session(
+    retain: int = 24, chunk: int = 16, context: int = 4096, matrix: bool = False, **options: object
+) -> ds4v41.Session:
+    return model(matrix=matrix).session(context, retain=retain, chunk=chunk, **options)
 
 
 def tokens(n: int, seed: int = 0) -> NDArray[np.int32]:
@@ -47,24 +59,29 @@ def tokens(n: int, seed: int = 0) -> NDArray[np.int32]:
 
 
 class Reference:
-    """What an uninterrupted session gives: logits and live state after any token list, remembered."""
+    """What an uninterrupted session gives: logits and live state after any history, remembered."""
 
-    def __init__(self, most: int = 4096) -> None:
-        self._session = session(retain=0, chunk=64, context=most, decoder="all")
+    def __init__(self, most: int = 4096, matrix: bool = False) -> None:
+        self._session = session(retain=0, chunk=64, context=most, matrix=matrix, decoder="all")
         self._known: dict[bytes, tuple[NDArray[np.float32], bytes]] = {}
 
-    def after(self, ids: NDArray[np.int32]) -> tuple[NDArray[np.float32], bytes]:
-        key = ids.astype("<i4").tobytes()
+    def after(self, history: NDArray[np.int32]) -> tuple[NDArray[np.float32], bytes]:
+        key = history.astype("<i4").tobytes()
         if key not in self._known:
             ext = self._session._ext
             ext.truncate(0)
             row = np.zeros((1, 0), np.float32)
-            for at in range(0, len(ids), 64):
-                row = np.asarray(ext.run(ids[at : at + 64], "last"))
+            ids, of_matrix = classes_of(history)
+            ends = [*(np.flatnonzero(of_matrix[1:] != of_matrix[:-1]) + 1).tolist(), len(ids)]
+            at = 0
+            while at < len(ids):
+                end = min(at + 64, next(e for e in ends if e > at))
+                row = np.asarray(ext.run(ids[at:end], "last", matrix=bool(of_matrix[at])))
+                at = end
             self._known[key] = (row[0], bytes(ext.live_bytes()))
         return self._known[key]
 
 
 @cache
-def reference() -> Reference:
-    return Reference()
+def reference(matrix: bool = False) -> Reference:
+    return Reference(matrix=matrix)

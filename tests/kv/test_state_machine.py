@@ -1,19 +1,23 @@
-"""E3: whatever a session went through, it continues with the bits of one that never stopped."""
+"""E3: whatever a session went through, it continues with the bits of one that never stopped. In both numeric classes,
+and whatever happens to the files of its store."""
 
 from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import mkdtemp
 
 import numpy as np
+import pytest
 from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import ds4v41
+from ds4v41.history import MATRIX_TAG
 from ds4v41.kvstore.format import PAGE
 
 from .support import model, reference, session, tokens
@@ -27,8 +31,28 @@ class Stop(Exception):
     """Raised by a progress callback."""
 
 
+def damage(path: Path, how: str, at: float) -> None:
+    """Spoil a file of a store. at: where, from 0 to 1."""
+    data = bytearray(path.read_bytes())
+    i = int(at * max(0, len(data) - 1))
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(data[:i])
+    elif how == "longer":
+        path.write_bytes(data + data[:7])
+    elif how == "bit":
+        data[i : i + 1] = bytes(b ^ 4 for b in data[i : i + 1])
+        path.write_bytes(data)
+    else:  # everything from there on
+        data[i:] = bytes(b ^ 0x15 for b in data[i:])
+        path.write_bytes(data)
+
+
 class Machine(RuleBasedStateMachine):
-    """Sessions with their expected tokens; every rule acts on one of them and compares bits with a fresh run."""
+    """Sessions with their expected histories; every rule acts on one of them and compares bits with a fresh run."""
+
+    matrix = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,11 +67,13 @@ class Machine(RuleBasedStateMachine):
         retain=st.sampled_from([0, 3, 24]),
         chunk=st.sampled_from([1, 5, 16, 64, 200]),  # the decoder's cone is 15 rows and the slack, which is `retain`
         decoder=st.sampled_from(DECODERS),
+        budget=st.sampled_from(["64 MiB", "64 MiB", "600 KB"]),
     )
-    def begin(self, on_disk: bool, retain: int, chunk: int, decoder: str) -> None:
+    def begin(self, on_disk: bool, retain: int, chunk: int, decoder: str, budget: str) -> None:
         self.options = {"retain": retain, "chunk": chunk, "decoder": decoder}
-        self.store = ds4v41.KVStore(self.folder / "store" if on_disk else None, budget="64 MiB")
-        self.sessions.append((session(store=self.store, **self.options), []))
+        self.tag = MATRIX_TAG if self.matrix else 0
+        self.store = ds4v41.KVStore(self.folder / "store" if on_disk else None, budget=budget)
+        self.sessions.append((session(store=self.store, matrix=self.matrix, **self.options), []))
 
     def teardown(self) -> None:
         for s, _ in self.sessions:
@@ -59,14 +85,20 @@ class Machine(RuleBasedStateMachine):
         return self.sessions[which % len(self.sessions)]
 
     def check(self, s: ds4v41.Session, ids: list[int], row: np.ndarray | None = None) -> None:
-        assert list(s.tokens) == ids
+        assert s._ext.history.tolist() == ids
         if not ids:
             return
-        want, live = reference().after(np.array(ids, np.int32))
+        want, live = reference(self.matrix).after(np.array(ids, np.int32))
         if row is not None:
             np.testing.assert_array_equal(row.view(np.uint32), want.view(np.uint32))
         s._ext.complete()
         assert bytes(s._ext.live_bytes()) == live
+
+    def follow(self, ids: list[int], prompt: list[int]) -> None:
+        """The session was brought to this prompt: what it shared with it keeps its classes."""
+        common = next((i for i, (t, p) in enumerate(zip(ids, prompt, strict=False)) if t & ~MATRIX_TAG != p), None)
+        common = min(len(ids), len(prompt)) if common is None else common
+        ids[common:] = [t | self.tag for t in prompt[common:]]
 
     @rule(which=st.integers(0, 3), n=st.sampled_from([1, 2, 7, 30, 90, 300]), seed=st.integers(0, 3))
     def prefill(self, which: int, n: int, seed: int) -> None:
@@ -75,7 +107,7 @@ class Machine(RuleBasedStateMachine):
             return
         more = tokens(n, seed + len(ids)).tolist()
         row = s.prefill(more)
-        ids.extend(more)
+        ids.extend(t | self.tag for t in more)
         assert row is not None
         self.check(s, ids, row[0])
 
@@ -96,7 +128,7 @@ class Machine(RuleBasedStateMachine):
 
         with suppress(Stop):
             s.prefill(more, None, progress=progress)
-        ids.extend(more[: s.position - len(ids)])
+        ids.extend(t | self.tag for t in more[: s.position - len(ids)])
         s.checkpoint()
         event(f"stopped ready {s._ext.ready}")
         if not keep:
@@ -141,28 +173,68 @@ class Machine(RuleBasedStateMachine):
         path, ids = self.saved[saved % len(self.saved)]
         s, _ = self.sessions.pop(which % len(self.sessions))
         s.close()
-        fresh = model().load_session(path, 4096, store=self.store, **self.options)
+        fresh = model(matrix=self.matrix).load_session(path, 4096, store=self.store, **self.options)
         self.sessions.append((fresh, list(ids)))
         self.check(fresh, ids)
 
     @rule(
-        which=st.integers(0, 3), cut=st.integers(0, 400), n=st.sampled_from([0, 1, 10, 300, 1, 10, 300, 3000]),
-        seed=st.integers(0, 3),
+        which=st.integers(0, 3), of=st.integers(0, 9), cut=st.one_of(st.integers(0, 12), st.integers(0, 400)),
+        n=st.sampled_from([0, 0, 1, 10, 300, 1, 10, 300, 3000]), seed=st.integers(0, 3),
+        before=st.sampled_from([None, None, "gone", "cut", "longer", "bit", "rest"]), at=st.floats(0, 0.5),
     )  # fmt: skip
-    def diverge(self, which: int, cut: int, n: int, seed: int) -> None:
-        """A prompt that shares a prefix with something seen before, by whichever session."""
+    def diverge(self, which: int, of: int, cut: int, n: int, seed: int, before: str | None, at: float) -> None:
+        """A prompt that shares a prefix with something seen before, by whichever session; before that, something
+        happens to all that the store has."""
         s, ids = self.pick(which)
-        old = [*self.seen, *(other for _, other in self.sessions)]
-        base = old[cut % len(old)]
+        old = [*(other for _, other in self.sessions), *self.seen[::-1]]
+        base = [t & ~MATRIX_TAG for t in old[of % len(old)]]
         prompt = (base[: max(0, len(base) - cut)] + tokens(n, seed).tolist())[:LONGEST]
         if not prompt:
             return
         self.seen.append(list(ids))
+        if before is not None:
+            self.spoil(range(99), before, at)
         row = s.advance_to(np.array(prompt, np.int32))
-        ids[:] = prompt
+        self.follow(ids, prompt)
         assert s.stats.reused + s.stats.prefilled == len(prompt)
         event(f"restored {s.stats.restored > 0}, replayed {s.stats.replayed > 1}, kept {s.stats.reused > 0}")
         self.check(s, ids, row)
+
+    @rule(which=st.integers(0, 3), n=st.sampled_from([20, 90]), back=st.integers(0, 60), seed=st.integers(0, 3))
+    def moved(self, which: int, n: int, back: int, seed: int) -> None:
+        """A progress callback that moves its session: the call is refused, what the callback did counts."""
+        s, ids = self.pick(which)
+        if len(ids) + n > MOST:
+            return
+        more = tokens(n, seed + len(ids)).tolist()
+        to = max(0, len(ids) - back)
+
+        def progress(p: ds4v41.Progress) -> None:
+            if p.processed == n:
+                s.rewind(to)
+
+        with pytest.raises(ds4v41.StateError):
+            s.prefill(more, progress=progress)
+        if s.position == to:
+            del ids[to:]
+        else:  # the callback came while the session was busy, and was refused
+            ids.extend(t | self.tag for t in more[: s.position - len(ids)])
+        self.check(s, ids)
+
+    def spoil(self, which: Sequence[int], how: str, at: float) -> None:
+        """Something happens to objects of the store."""
+        objects = self.folder / "store" / "objects"
+        files = sorted(objects.iterdir()) if objects.is_dir() else []
+        for path in {files[i % len(files)] for i in which if files}:
+            damage(path, how, at)
+
+    @rule(
+        which=st.lists(st.integers(0, 99), min_size=1, max_size=3),
+        how=st.sampled_from(["gone", "cut", "longer", "bit", "rest"]), at=st.floats(0, 1),
+    )  # fmt: skip
+    def accident(self, which: list[int], how: str, at: float) -> None:
+        """The same at any time, to a few of them."""
+        self.spoil(which, how, at)
 
     @rule(which=st.integers(0, 3))
     def restart(self, which: int) -> None:
@@ -170,7 +242,7 @@ class Machine(RuleBasedStateMachine):
         s, ids = self.sessions.pop(which % len(self.sessions))
         self.seen.append(list(ids))
         s.close()
-        self.sessions.append((session(store=self.store, **self.options), []))
+        self.sessions.append((session(store=self.store, matrix=self.matrix, **self.options), []))
 
     @rule(seed=st.integers(0, 999), share=st.sampled_from([0.1, 0.5, 1.0]), frontiers=st.booleans())
     def lose(self, seed: int, share: float, frontiers: bool) -> None:
@@ -186,6 +258,14 @@ class Machine(RuleBasedStateMachine):
             assert s.position == len(ids)
 
 
+class InMatrixClass(Machine):
+    """Prompts of the matrix class, canonical steps."""
+
+    matrix = True
+
+
 TestE3 = Machine.TestCase
+TestE3InMatrixClass = InMatrixClass.TestCase
 EXAMPLES, STEPS = (int(os.environ.get(f"DS4V41_E3_{name}", n)) for name, n in (("EXAMPLES", "20"), ("STEPS", "30")))
-TestE3.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None)
+for case in (TestE3, TestE3InMatrixClass):
+    case.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None)

@@ -14,7 +14,7 @@ import pytest
 import ds4v41
 from ds4v41 import KVStore, OptionError, StoreError
 from ds4v41.kvstore import sizes
-from ds4v41.kvstore.format import BLOCK, PAGE, Prefixes
+from ds4v41.kvstore.format import BLOCK, HEADER_BYTES, PAGE, Prefixes
 
 from .support import CONE, model, reference, session, tokens
 
@@ -285,3 +285,23 @@ def test_a_page_that_goes_on_beyond_the_context_is_no_error(store: KVStore) -> N
     row = s.advance_to(prompt)
     np.testing.assert_array_equal(row, reference().after(prompt)[0])
     assert s.stats.restored == 2048
+
+
+@pytest.mark.parametrize("live", [1, 96, 350])
+def test_a_damaged_page_does_not_touch_what_the_session_holds(live: int, store: KVStore) -> None:
+    """Its first rows are those of tokens that the session has already: nothing is written over them, since a page is
+    known to be sound only when all of it was read."""
+    ids = tokens(400, 3)
+    with session(store=store) as first, session(store=store) as s:
+        for at in range(0, live, 16):
+            s._ext.run(ids[at : min(at + 16, live)])  # the store hears nothing of it
+        advance(first, ids)
+        assert store.path is not None
+        (page,) = store.path.rglob("*.page")
+        data = bytearray(page.read_bytes())
+        page.write_bytes(bytes(data[:HEADER_BYTES]) + bytes(b ^ 0x15 for b in data[HEADER_BYTES:]))
+        row = s.advance_to(ids)
+        assert "could not be used" in s.stats.why and s.stats.restored == 0 and s.stats.reused == live
+        want, state = reference().after(ids)
+        np.testing.assert_array_equal(row, want)
+        assert bytes(s._ext.live_bytes()) == state

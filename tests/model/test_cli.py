@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import ds4v41
+from ds4v41.cli.parser import SPEED
 from ds4v41.model import NANO
 
 from .cli_support import COMMAND, GREEDY, PROMPT, QUESTION, RELEASED, environment, run
@@ -82,6 +84,7 @@ def test_help_imports_nothing_heavy() -> None:
         ("convert", str(NANO), "b", "--recipe", "q5"),
         ("verify", "--update", "--trace"),
         ("pull", "q5"),
+        ("generate", PROMPT, "--store-budget", "1 GiB"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_2(call: Any, args: tuple[str, ...]) -> None:
@@ -103,6 +106,11 @@ def test_wrong_usage_is_2(call: Any, args: tuple[str, ...]) -> None:
 def test_unknown_arguments_are_named(call: Any, args: tuple[str, ...], message: str) -> None:
     result = call(*args)
     assert result.code == 2 and result.out == "" and message in result.err
+
+
+def test_bench_alone_says_what_there_is(call: Any) -> None:
+    result = call("bench")
+    assert result.code == 2 and all(f"  {name} " in result.err for name in (*SPEED, "engram"))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +181,24 @@ def test_every_sampling_option_reaches_the_sampler(call: Any) -> None:
     data = json.loads(result.out)
     assert data["tokens"] == want.tokens != free.tokens
     assert 223 not in data["tokens"]
+
+
+def test_a_store_makes_the_next_process_reuse_what_this_one_computed(call: Any, tmp_path: Path) -> None:
+    options = ["--max-tokens", "5", *GREEDY, "--stats", "--store", str(tmp_path / "s"), "--store-budget", "64 MiB"]
+    first, second = (call("generate", PROMPT, *options) for _ in range(2))
+    assert first.code == second.code == 0 and first.out == second.out
+    assert "restored from the store" in second.err and "restored" not in first.err
+    chat = ["chat", QUESTION, "--think", "off", *options]
+    first, second = (call(*chat) for _ in range(2))
+    assert first.code == second.code == 0 and first.out == second.out and "restored from the store" in second.err
+
+
+@pytest.mark.parametrize(("stream", "code"), [("<&-", 0), (">&-", 1), ("2>&-", 0), ("<&- >&- 2>&-", 1)])
+def test_closed_standard_streams(stream: str, code: int, tmp_path: Path) -> None:
+    line = f"exec {shlex.join([*COMMAND, 'chat', 'hi', '--max-tokens', '2'])} {stream}"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, timeout=120, env=environment())
+    assert done.returncode == code and b"Traceback" not in done.stderr
+    assert ("standard output is closed" in done.stderr.decode()) == (stream == ">&-")
 
 
 def test_stop_text_ends_it(call: Any, expected: ds4v41.Completion) -> None:

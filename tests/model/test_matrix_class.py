@@ -252,6 +252,21 @@ def test_a_session_that_diverges_restores_what_fits_its_history(tmp_path: Path) 
         assert same_bits(alone.prefill(ids[90:150])[0], rows)
 
 
+@pytest.mark.parametrize("last", [1, 2, 5])
+def test_a_token_that_is_run_again_keeps_its_class(last: int, tmp_path: Path) -> None:
+    """The prompt is a beginning of what the session decoded: the last token's logits are those it had, from whichever
+    position the session goes on."""
+    ids = tokens_of(6, 90).astype(np.int32)
+    store = KVStore(tmp_path / "store", budget="64 MiB")
+    with matrix().session(store=store, retain=0) as session:
+        session.advance_to(ids[:80])
+        rows = [session.feed(int(token)) for token in ids[80:]]
+        kept = history(session)
+        row = session.advance_to(ids[:-last])
+        assert same_bits(row, rows[-1 - last]) and history(session) == kept[:-last]
+        assert session.stats.prefilled == 1 and session.stats.matrix == 0
+
+
 # ---- around it -----------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from ..errors import CheckpointError
 
+_PULL = " (published files are fetched first: `ds4v41 pull`, then give the path)"
+
 
 def stat_path(path: Path) -> os.stat_result:
     """`os.stat` with a clear error; never opens the path, so a pipe cannot block."""
@@ -17,7 +19,8 @@ def stat_path(path: Path) -> os.stat_result:
         return os.stat(path)
     except FileNotFoundError:
         hint = " (it is a symbolic link to nothing)" if path.is_symlink() else ""
-        raise CheckpointError(f"{path}: no such file or folder{hint}; check the path") from None
+        pull = "" if path.is_absolute() or (path.parent.is_dir() and path.suffix) else _PULL
+        raise CheckpointError(f"{path}: no such file or folder{hint}; check the path{pull}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise CheckpointError(f"{str(path)!r}: cannot look at this path: {error}") from error
 

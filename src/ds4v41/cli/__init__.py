@@ -19,6 +19,9 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `argv` without the program's name; None takes the process's."""
+    if not _standard_streams():
+        _say("ds4v41: standard output is closed, and results go there; give it a file, a pipe or a terminal")
+        return FAILED
     parser = build_parser()
     try:
         args, unknown = parser.parse_known_args(argv)
@@ -48,6 +51,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _standard_streams() -> bool:
+    """Closed ones (Python has None for them) become empty, so that no file of ours takes their number. False when
+    there is no standard output."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    missing = sys.stdout is None
+    if missing:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    return not missing
 
 
 def _tolerant_output() -> None:

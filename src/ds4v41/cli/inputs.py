@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
 from ..checks import path_of
@@ -34,15 +36,23 @@ def open_model(args: Namespace) -> Model:
         )
 
 
-def open_session(model: Model, args: Namespace) -> Session:
-    """A session of --context tokens, with the drafter of --drafter."""
+@contextlib.contextmanager
+def open_session(model: Model, args: Namespace) -> Iterator[Session]:
+    """A session of --context tokens, with the drafter of --drafter and the store of --store."""
     from ..drafter import Drafter
+    from ..kvstore import KVStore
 
+    if args.store is None and args.store_budget is not None:
+        raise OptionError("--store-budget: there is no store to bound; give --store FOLDER with it")
     chunk = {} if args.chunk is None else {"chunk": args.chunk}
     drafter = None
     if args.drafter is not None:
         drafter = Drafter.open(None if args.drafter == "own" else args.drafter, model)
-    return model.session(args.context, drafter=drafter, **chunk)
+    with contextlib.ExitStack() as stack:
+        store = None
+        if args.store is not None:
+            store = stack.enter_context(KVStore(args.store, budget=args.store_budget))
+        yield stack.enter_context(model.session(args.context, drafter=drafter, store=store, **chunk))
 
 
 def read_text(path: str) -> str:

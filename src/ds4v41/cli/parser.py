@@ -194,7 +194,8 @@ def _add_verify(commands: Any) -> None:
 
 def _add_bench(commands: Any) -> None:
     group = commands.add_parser("bench", help="measure this machine", allow_abbrev=False)
-    what = group.add_subparsers(title="what", metavar="WHAT", required=True)
+    group.set_defaults(module="bench", path=None, known=lambda: (group.prog, []))  # alone it says what there is
+    what = group.add_subparsers(title="what", metavar="WHAT")
     _add_bench_speed(what)
     parser = _command(
         what, "engram", "bench",
@@ -212,7 +213,7 @@ def _add_bench(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-_SPEED = {
+SPEED = {
     "roof": "memory read rate and multiply-add peak",
     "ops": "row products at released shapes against the read rate",
     "select": "top-k of long score lists against one pass of max",
@@ -224,7 +225,7 @@ _SPEED = {
 
 
 def _add_bench_speed(commands: Any) -> None:
-    for name, summary in _SPEED.items():
+    for name, summary in SPEED.items():
         parser = _command(commands, name, "bench_speed", summary)
         parser.set_defaults(what=name)
         if name not in ("select", "ab"):  # one thread; a side's own option
@@ -306,6 +307,10 @@ def _add_model_options(parser: ArgumentParser) -> None:
     )
     group.add_argument("--context", type=int, metavar="N", help="tokens that fit (default: the model's longest)")
     group.add_argument("--chunk", type=int, metavar="N", help="most prompt tokens computed together")
+    group.add_argument(
+        "--store", metavar="FOLDER", help="keep what was computed of prompts and answers here, and reuse what is there"
+    )
+    group.add_argument("--store-budget", metavar="SIZE", help='most that the store may take, such as "32 GiB"')
     group.add_argument("--check", action="store_true", help="first read all weights and refuse NaN and infinity")
 
 

@@ -17,8 +17,6 @@ from ..errors import StoreError
 MAGIC = b"DS4V41KV"
 VERSION = 1
 HEADER_BYTES = 256
-MATRIX_TAG = 1 << 30
-"""Added to the id of a token that was computed in the matrix class: a state is named by its history."""
 BLOCK = 2048
 """Pages never cross a multiple of this many tokens."""
 
