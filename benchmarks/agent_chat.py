@@ -5,7 +5,12 @@ are lists of tokens. So this measures what the store keeps, finds, writes and de
 chats share a system prompt, one grows to about 100,000 tokens; there are regenerations, edits of earlier turns, and a
 process restart every few turns (nothing is left but the store).
 
-    python benchmarks/agent_chat.py [--share 0.333] [--out benchmarks/results/agent-chat.csv]
+Reuse is counted against everything that any chat ever computed: the longest prefix of a prompt that was computed
+before, whether or not the store still has it. The budget is a share of all different bytes that are ever put: rows of
+all different tokens, and a frontier for each state. `--clairvoyant` deletes what is needed latest, knowing all turns to
+come (and thins no ladder), to see what the store's own order loses for not knowing them.
+
+    python benchmarks/agent_chat.py [--share 0.333] [--seed 1] [--clairvoyant] [--out benchmarks/results/agent-chat.csv]
 """
 
 from __future__ import annotations
@@ -14,15 +19,18 @@ import argparse
 import csv
 import random
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from ds4v41.kvstore import KVStore
-from ds4v41.kvstore.format import Prefixes
+from ds4v41.kvstore import store as store_module
+from ds4v41.kvstore.format import PAGE, Prefixes
+from ds4v41.kvstore.policy import Item, victims
 from ds4v41.reuse import Costs, choose, common_prefix
 
 ROW_BYTES, FRONTIER_BYTES = 890, 2_764_496
@@ -76,6 +84,7 @@ class SizedSession:
     """What a store asks of a session, with the sizes of the released model."""
 
     ready = True
+    draft_context = 0
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -110,7 +119,58 @@ def used(folder: Path) -> int:
     return sum(path.lstat().st_blocks * 512 for path in [folder, *folder.rglob("*")])
 
 
-def simulate(folder: Path, budget: int) -> list[Row]:
+class Clairvoyant:
+    """Victims by the turn that needs them next, the latest first. A turn needs the pages of its prompt, and the deepest
+    frontier that was ever put on the way to it."""
+
+    def __init__(self, turns: list[Turn]) -> None:
+        self.turn = 0
+        self._prompts = [Prefixes(ROOT, turn.prompt) for turn in turns]
+        self._wanted: list[bytes | None] = []
+        self._uses: dict[bytes, list[int]] = {}
+        self._known: list[int] = []  # how far each prompt was computed before
+        lists = [turns[0].prompt[:0]]
+        states = [Prefixes(ROOT, turns[0].prompt[:SYSTEM])]
+        for turn, prompt in zip(turns, self._prompts, strict=True):
+            ends = [s for s in states if len(s) <= len(prompt) and prompt.node(len(s)) == s.node(len(s))]
+            deepest = max(ends, key=len, default=None)
+            self._wanted.append(None if deepest is None else deepest.node(len(deepest)))
+            whole = np.concatenate([turn.prompt, turn.reply])
+            states += [prompt, Prefixes(ROOT, whole)]
+            self._known.append(max(common_prefix(ids, turn.prompt) for ids in lists))
+            lists += [turn.prompt, whole]
+
+    def next_use(self, item: Item) -> int:
+        """The turn, after the present one, that needs it; one after all others when none does."""
+        if item.id not in self._uses:
+            self._uses[item.id] = [
+                t
+                for t, prompt in enumerate(self._prompts)
+                if (item.kind != PAGE and self._wanted[t] == item.node)
+                or (item.kind == PAGE and item.begin < self._known[t] and prompt.node(item.begin) == item.parent)
+            ]
+        return next((t for t in self._uses[item.id] if t > self.turn), len(self._prompts))
+
+    def victims(self, items: Iterable[Item], need: int, protected: Collection[bytes], now: int) -> list[Item]:
+        """As `policy.victims`: a page still goes only after those that follow it."""
+        ranked = [replace(item, score=1.0 / (1 + self.next_use(item)), tick=now) for item in items]
+        return victims(ranked, need, protected, now)
+
+
+def simulate(folder: Path, budget: int, seed: int = 1, clairvoyant: bool = False) -> list[Row]:
+    """The table. The store's own order, or that of one who knows what comes."""
+    turns = list(conversations(seed))
+    if not clairvoyant:
+        return run(folder, budget, turns)
+    oracle = Clairvoyant(turns)
+    with (
+        mock.patch.object(store_module, "victims", oracle.victims),
+        mock.patch.object(store_module, "off_ladder", lambda *_: []),
+    ):
+        return run(folder, budget, turns, oracle)
+
+
+def run(folder: Path, budget: int, turns: list[Turn], oracle: Clairvoyant | None = None) -> list[Row]:
     store = KVStore(folder, budget=budget)
     live: dict[int, np.ndarray] = {}
     ends: dict[int, int] = {}  # of the last prefills
@@ -122,7 +182,9 @@ def simulate(folder: Path, budget: int) -> list[Row]:
         put_states.append(ids)
         assert used(folder) <= budget, "the budget was exceeded"
 
-    for number, turn in enumerate(conversations()):
+    for number, turn in enumerate(turns):
+        if oracle is not None:
+            oracle.turn = number
         prompt, have = turn.prompt, live.get(turn.chat, np.zeros(0, np.int32))
         commons = [common_prefix(state, prompt) for state in put_states]
         frontiers = [c for c, state in zip(commons, put_states, strict=True) if c == len(state)]
@@ -172,11 +234,11 @@ def live_again(have: int, end: int, retain: int = 8192) -> Callable[[int], int]:
     return again
 
 
-def unique_bytes() -> int:
+def unique_bytes(seed: int) -> int:
     """Rows of all different tokens, and one frontier for every state that was ever stored."""
     prefixes: set[bytes] = set()
     states: set[bytes] = set()
-    for turn in conversations():
+    for turn in conversations(seed):
         ids = np.concatenate([turn.prompt, turn.reply])
         names = Prefixes(ROOT, ids)
         states |= {names.node(len(turn.prompt)), names.node(len(ids))}
@@ -187,13 +249,15 @@ def unique_bytes() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--share", type=float, default=1 / 3, help="budget, as a share of everything ever put")
+    parser.add_argument("--seed", type=int, default=1, help="of the conversations")
+    parser.add_argument("--clairvoyant", action="store_true", help="delete what is needed latest")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    total = unique_bytes()
+    total = unique_bytes(args.seed)
     budget = int(total * args.share)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        rows = simulate(Path(folder) / "store", budget)
+        rows = simulate(Path(folder) / "store", budget, args.seed, args.clairvoyant)
     names = [f.name for f in fields(Row)]
     print("  ".join(names))
     for row in rows:

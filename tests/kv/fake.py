@@ -27,6 +27,7 @@ def frontier(ids: NDArray[np.int32]) -> NDArray[np.uint8]:
 
 class FakeSession:
     ready = True
+    draft_context = 0
 
     def __init__(self, ids: NDArray[np.int32]) -> None:
         self.ids = ids

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from .format import ENCODER, FULL, HEADER_BYTES, PAGE, Header, checksum
+from .format import ENCODER, FULL, HEADER_BYTES, PAGE, Header, checksum, drafter_rows
 
 DISK_BLOCK = 4096
 HOST = socket.gethostname()
@@ -124,6 +124,12 @@ class Files:
         fd, header = self.open(name, kind)
         with closing_fd(fd):
             return read_payload(fd, header)
+
+    def drafter_rows(self, name: bytes) -> int:
+        """Rows of drafter state that a full frontier holds."""
+        fd, header = self.open(name, FULL)
+        with closing_fd(fd):
+            return drafter_rows(lambda at, n: os.pread(fd, n, header.payload_offset + at), header.payload_bytes)
 
     def remove(self, name: bytes, kind: int) -> None:
         """Delete an object; no harm when it is gone already."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -23,6 +23,8 @@ BLOCK = 2048
 PAGE, FULL, ENCODER, SESSION = 1, 2, 3, 4
 KIND_NAMES = {PAGE: "page", FULL: "full", ENCODER: "encoder", SESSION: "session"}
 
+FRONTIER_HEADER_BYTES = 64
+_DRAFTER_AT, _DRAFTER_HEADER = 40, struct.Struct("<QII")
 _HEADER = struct.Struct("<8sIIIIQQQQQ32s32s32s32s40sQQ")
 assert _HEADER.size == HEADER_BYTES - 8
 
@@ -87,6 +89,15 @@ def page_id(parent: bytes, node: bytes) -> bytes:
 def frontier_id(node: bytes, kind: int) -> bytes:
     """The name of a frontier: where it is, and its kind."""
     return hashlib.blake2b(node + bytes([kind]), digest_size=32, person=b"ds4v41 frontier").digest()
+
+
+def drafter_rows(read: Callable[[int, int], bytes], payload_bytes: int) -> int:
+    """Rows of drafter state in a full frontier. read(offset, n): bytes of its payload."""
+    (size,) = struct.unpack("<I", read(_DRAFTER_AT, 4))
+    if not _DRAFTER_HEADER.size <= size <= payload_bytes - FRONTIER_HEADER_BYTES:
+        return 0
+    _, _, rows = _DRAFTER_HEADER.unpack(read(payload_bytes - size, _DRAFTER_HEADER.size))
+    return int(rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import StoreError
-from .format import Header
+from .format import Header, drafter_rows
 
 Stored = tuple[Header, NDArray[np.int32], NDArray[np.uint8]]
 
@@ -65,6 +65,11 @@ class MemoryFiles:
     def payload(self, name: bytes, kind: int) -> NDArray[np.uint8]:
         """The payload of an object."""
         return self.get(name)[2]
+
+    def drafter_rows(self, name: bytes) -> int:
+        """Rows of drafter state that a full frontier holds."""
+        payload = self.get(name)[2]
+        return drafter_rows(lambda at, n: payload[at : at + n].tobytes(), len(payload))
 
     def both(self, name: bytes) -> tuple[Header, NDArray[np.uint8]]:
         """Header and payload of an object."""

@@ -40,6 +40,8 @@ class StoreStats:
     """What the tree in memory above the folder holds."""
     read_only: str = ""
     """Why nothing is written to the folder; empty when it can be."""
+    remote: str = ""
+    """The remote and how it goes; empty without one."""
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, for JSON."""
@@ -51,6 +53,7 @@ class StoreStats:
             f"({human(self.page_bytes)}), {self.frontiers:,} frontiers ({human(self.frontier_bytes)}), {self.roots} "
             f"{'model' if self.roots == 1 else 'models'}; {human(self.written_bytes)} written"
             + (f"; {human(self.memory_bytes)} in memory above it" if self.memory_bytes else "")
+            + (f"; behind it {self.remote}" if self.remote else "")
             + (f"; read-only ({self.read_only})" if self.read_only else "")
         )
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sqlite3
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,10 +20,13 @@ from ..errors import OptionError, StoreError, shown
 from ..machine import human, parse_bytes
 from .files import HOST, Files, disk_bytes
 from .find import Found, find
-from .format import BLOCK, ENCODER, FULL, KIND_NAMES, PAGE, Header, Prefixes, checksum
-from .index import Index, Use
+from .format import ENCODER, FULL, KIND_NAMES, PAGE, Header, Prefixes
+from .index import Index, IndexDamaged, IndexRefused, Use
 from .memory_files import MemoryFiles
+from .mending import mended, open_index, set_aside
+from .objects import Object, new_frontier, new_pages
 from .policy import Item, off_ladder, victims
+from .remote import WORTH_ASKING, Remote
 from .results import PruneResult, PutResult, StoreStats, VerifyResult
 from .sizes import default_budget
 from .upkeep import Upkeep
@@ -43,7 +44,6 @@ FRESH = 2.0
 MARGIN, MARGIN_SHARE = 256 << 10, 4
 """Room that a put leaves for what the index grows by, whose log alone takes 64 KiB before it is folded in; of a small
 budget a quarter."""
-_New = tuple[Header, NDArray[np.int32], NDArray[np.uint8]]
 
 
 class KVStore:
@@ -55,6 +55,9 @@ class KVStore:
         disk, whichever is less (1 GiB in memory).
     memory: bytes of a second tree in memory, above the folder's: what sessions of this process put is there as well,
         and is taken from there first. None: no such tree.
+    remote: the URL of a shared folder behind this one, for any file system of fsspec ("s3://bucket/folder"; needs
+        `ds4v41[remote]`): what is put goes there too, and what is missing here is looked for there. The budget does not
+        count it, and nothing is deleted there.
     read_only: never write to the folder; puts are kept in `memory` or say that they were not kept. A folder that cannot
         be written to is opened like this by itself, with a warning.
 
@@ -67,13 +70,19 @@ class KVStore:
         budget: int | str | None = None,
         *,
         memory: int | str | None = None,
+        remote: str | None = None,
         read_only: bool = False,
     ) -> None:
+        if isinstance(path, str) and "://" in path:
+            raise OptionError(f"path: expected a local folder, found {shown(path)}; give the URL as remote=")
         self.path = None if path is None else path_of("path", path)
         if not isinstance(read_only, bool):
             raise OptionError(f"read_only: expected True or False, found {shown(read_only)}")
         if path is None and (memory is not None or read_only):
             raise OptionError("memory and read_only go with a path: a store without one is all memory")
+        if remote is not None and read_only:
+            raise OptionError("remote and read_only do not go together: what comes from there is kept in the folder")
+        self._remote = None if remote is None else Remote(remote)
         self._above = None if memory is None else KVStore(None, parse_bytes("memory", memory, 1))
         self._no_writes = "read_only=True" if read_only else ""
         self._given = None if budget is None else parse_bytes("budget", budget, 1)
@@ -84,8 +93,7 @@ class KVStore:
         self._uses: list[Use] = []
         self._puts = 0
         self._open()
-        self.budget = self._given or (1 << 30 if self.path is None else default_budget(self.path, self._overhead()))
-        self._warn_once()
+        self._begin()
 
     def _open(self) -> None:
         if self.path is not None and not self._no_writes:
@@ -101,13 +109,36 @@ class KVStore:
         else:
             try:
                 self._files.create()
-                self._index = open_index(self.path, log)
+                self._index, report = open_index(self.path)
+                self._damaged += [report] if report else []
+            except StoreError:
+                raise
             except PermissionError as error:
                 raise StoreError(f"{self.path}: this folder cannot be written to ({error.strerror})") from error
             except OSError as error:
                 raise StoreError(f"{self.path}: cannot be used as a store: {error}") from error
         self._upkeep = Upkeep(self._files, self._index)
+
+    @mended
+    def _begin(self) -> None:
         self._upkeep.adopt()
+        self.budget = self._given or (1 << 30 if self.path is None else default_budget(self.path, self._overhead()))
+        self._warn_once()
+
+    def _mend(self, error: IndexDamaged) -> None:
+        """Make the index again from the objects, unless another thread has done it since."""
+        with self._lock:
+            if error.index is not self._index:
+                return
+            self._index.close("another index takes its place")
+            if self.path is None or self._no_writes:  # it is in memory; what lies in the folder is others' business
+                self._index = Index(None)
+            else:
+                first = set_aside(self.path / "index.sqlite", error)
+                self._index, again = open_index(self.path)
+                self._damaged += filter(None, (first, again))
+            self._upkeep = Upkeep(self._files, self._index)
+            self._upkeep.adopt()
 
     def _warn_once(self) -> None:
         used = self._usage()
@@ -121,11 +152,23 @@ class KVStore:
 
     @property
     def read_only(self) -> str:
-        """Why nothing is written to the folder; empty when it can be."""
+        """Why nothing is written to the folder, if so."""
         return self._no_writes
 
+    @mended
     def find(self, prefixes: Prefixes, partial: bool = True) -> Found:
-        """What is stored of these tokens, in the folder and in the memory above it."""
+        """What is stored of these tokens, in the folder and in the memory above it; nothing, with a warning, while the
+        index cannot be read (no call fails for it)."""
+        try:
+            found = self._find_both(prefixes, partial)
+            if self._remote is not None and self._take_in(self._remote, prefixes, found):
+                found = self._find_both(prefixes, partial)
+            return found
+        except IndexRefused as error:
+            log.warning("%s", error)
+            return Found()
+
+    def _find_both(self, prefixes: Prefixes, partial: bool) -> Found:
         above = self._above
         if above is None:
             return self._find_here(prefixes, partial)
@@ -138,6 +181,27 @@ class KVStore:
 
     def _find_here(self, prefixes: Prefixes, partial: bool) -> Found:
         return find(self._index.of_blocks, self._files.tokens, prefixes, partial)
+
+    def _take_in(self, remote: Remote, prefixes: Prefixes, found: Found) -> bool:
+        """Fetch what the remote knows of these tokens beyond what was found here; True if there was anything."""
+        known = max([0, *found.frontiers])
+        if len(prefixes) - known < WORTH_ASKING or self._no_writes or not remote.awake():
+            return False
+        path = {item.id for item in (*found.pages, *found.all_frontiers())}
+        before = len(path)
+        with self._lock:
+            for thing in remote.beyond(found, prefixes):
+                try:
+                    if self._keep([thing], path, FRESH) is None:
+                        log.warning("%s: the budget leaves no room for more of what %s has", self.path, remote.url)
+                        break
+                except OSError as error:
+                    if isinstance(error, IndexDamaged):
+                        raise
+                    log.warning("%s: what %s has is not kept: %s", self.path, remote.url, error)
+                    break
+                path.add(thing[0].id)
+        return len(path) > before
 
     def _holder(self, name: bytes) -> KVStore:
         """The tree that an object is taken from."""
@@ -176,6 +240,9 @@ class KVStore:
                     open_files.append(fd)
                     data = None
                 names.append(header.source)
+                if (header.begin, header.end, header.node) != (item.begin, item.end, item.node):
+                    self._mend(IndexDamaged(self._index, f"it contradicts the header of {header.source}"))
+                    raise IndexRefused(f"{header.source}: the index had other positions for it, and was made again")
                 if item is frontier:
                     window, in_memory = (fd, header.payload_offset, header.payload_bytes, header.payload_sum), data
                 elif header.payload_bytes != session.rows_bytes(header.begin, header.end):
@@ -191,7 +258,7 @@ class KVStore:
             if in_memory is not None:
                 session.import_frontier(in_memory)
         except (StoreError, OSError) as error:
-            if item is None:
+            if item is None or isinstance(error, IndexRefused):
                 raise
             self._holder(item.id)._drop(item, error)
         finally:
@@ -202,7 +269,7 @@ class KVStore:
         """What is damaged is deleted and named, never used."""
         if not isinstance(error, (StoreError, FileNotFoundError)):
             raise StoreError(f"{error}: the store cannot be read now") from error
-        with contextlib.suppress(OSError, sqlite3.Error):
+        with contextlib.suppress(OSError):
             self._index.delete([item.id])
             if not self._no_writes:
                 self._unlink([item])
@@ -224,11 +291,12 @@ class KVStore:
     def _write_uses(self) -> None:
         uses, self._uses = self._uses, []
         if uses:
-            with contextlib.suppress(sqlite3.Error), self._index.writing() as db:
+            with contextlib.suppress(StoreError), self._index.writing() as db:
                 self._index.touch(uses, db)
 
     # ---- putting -----------------------------------------------------------------------------------------------
 
+    @mended
     def put(
         self, session: _ext.Session, prefixes: Prefixes, numerics: str, *, frontier: bool = True, weight: float = FRESH
     ) -> PutResult:
@@ -263,7 +331,9 @@ class KVStore:
             try:
                 found = self._find_here(prefixes, False) if found is None else found
                 return self._put(session, prefixes, numerics, frontier, weight, found)
-            except (OSError, sqlite3.Error, StoreError) as error:
+            except IndexDamaged:
+                raise
+            except OSError as error:
                 why = f"not kept: {error}"
                 log.warning("%s: checkpoint at %s %s", self.path or "memory", position, why)
                 return PutResult(position, False, why=why)
@@ -273,10 +343,10 @@ class KVStore:
     ) -> PutResult:
         """found: what need not be put."""
         position = len(prefixes)
-        new = [*self._new_pages(session, prefixes, numerics, found.whole)]
+        new = [*new_pages(session, prefixes, numerics, found.whole)]
         there = found.frontiers.get(position) or (None if session.ready else found.encoders.get(position))
-        if frontier and there is None:
-            new.append(self._new_frontier(session, prefixes, numerics))
+        if frontier and (there is None or self._lacks_drafter(there, session)):
+            new.append(new_frontier(session, prefixes, numerics))
         path = [*found.pages, *found.all_frontiers()]
         if not new:
             self.touch([*found.pages, *([there] if frontier and there else [])], 0.0)
@@ -285,48 +355,51 @@ class KVStore:
         if self._puts % RESCAN_PUTS == 0:
             self._upkeep.adopt()
         self._write_uses()
-        need = sum(disk_bytes(header.file_bytes) for header, _, _ in new)
         thinned = self._thin(found, position)
-        reservation, deleted, fits = self._make_room(need, {item.id for item in path} - thinned)
-        if not fits:
+        kept = self._keep(new, {item.id for item in path} - thinned, weight)
+        if kept is None:
+            need = human(sum(disk_bytes(header.file_bytes) for header, _, _ in new))
             return PutResult(
-                position, False, why=f"not kept: it takes {human(need)}, the budget of {human(self.budget)} leaves less"
+                position, False, why=f"not kept: it takes {need}, the budget of {human(self.budget)} leaves less"
             )
-        try:
-            size = self._write(new, reservation, weight)
-        except BaseException:
-            self._release(reservation)
-            raise
+        size, deleted = kept
+        self._send(new)
         self.touch(found.pages, 0.0)
         # What lies behind the tip is needed less: it is there for rewinds only.
         behind = [f for f in found.all_frontiers() if f.end < position and f.value(f.tick) <= FRESH]
         self.touch(behind, 0.0, 0.5, 0.0)
         return PutResult(position, True, size, deleted + len(thinned))
 
-    def _new_pages(
-        self, session: _ext.Session, prefixes: Prefixes, numerics: str, begin: int
-    ) -> Iterator[_New]:
-        while begin < len(prefixes):
-            end = min(len(prefixes), (begin // BLOCK + 1) * BLOCK)
-            yield self._object(PAGE, begin, end, session.export_rows(begin, end), prefixes, numerics)
-            begin = end
+    def _keep(self, new: list[Object], protected: set[bytes], weight: float) -> tuple[int, int] | None:
+        """Write objects within the budget: (bytes, objects deleted for them); None when they do not fit."""
+        need = sum(disk_bytes(header.file_bytes) for header, _, _ in new)
+        reservation, deleted, fits = self._make_room(need, protected)
+        if not fits:
+            return None
+        try:
+            return self._write(new, reservation, weight), deleted
+        except BaseException:
+            self._release(reservation)
+            raise
 
-    def _new_frontier(self, session: _ext.Session, prefixes: Prefixes, numerics: str) -> _New:
-        at = len(prefixes)
-        kind = FULL if session.ready else ENCODER
-        return self._object(kind, at, at, session.export_frontier(kind == ENCODER), prefixes, numerics)
+    def _send(self, new: Sequence[Object]) -> None:
+        """To the remote: these, and what it refused before."""
+        if self._remote is None:
+            return
+        self._remote.send(new)
+        self._remote.send_again(
+            lambda h: self._files.tokens(h.id) if h.kind == PAGE else np.zeros(0, np.int32),
+            lambda h: self._files.payload(h.id, h.kind),
+        )
 
-    @staticmethod
-    def _object(
-        kind: int, begin: int, end: int, payload: NDArray[np.uint8], prefixes: Prefixes, numerics: str
-    ) -> _New:
-        tokens = prefixes.tokens[begin:end]
-        raw = np.frombuffer(tokens.tobytes(), np.uint8)
-        header = Header(
-            kind, begin, end, len(tokens), len(payload), checksum(payload), checksum(raw), prefixes.root,
-            prefixes.node(begin), prefixes.start((end - 1) // BLOCK), prefixes.node(end), numerics, int(time.time()),
-        )  # fmt: skip
-        return header, tokens, payload
+    def _lacks_drafter(self, there: Item, session: _ext.Session) -> bool:
+        """Does the session know more rows of its drafter than the frontier that is stored at its position?"""
+        if there.kind != FULL or not session.ready or session.draft_context == 0:
+            return False
+        try:
+            return self._files.drafter_rows(there.id) < session.draft_context
+        except FileNotFoundError:
+            return True
 
     def _thin(self, found: Found, tip: int) -> set[bytes]:
         """Frontiers of this chain that its ladder has no place for any more."""
@@ -370,10 +443,10 @@ class KVStore:
         return reservation, len(chosen), True
 
     def _release(self, reservation: int) -> None:
-        with contextlib.suppress(sqlite3.Error), self._index.writing() as db:
+        with contextlib.suppress(StoreError), self._index.writing() as db:
             db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
 
-    def _write(self, new: list[_New], reservation: int, weight: float) -> int:
+    def _write(self, new: list[Object], reservation: int, weight: float) -> int:
         before = self._files.written
         aside: list[tuple[Path, Header]] = []
         try:
@@ -391,7 +464,7 @@ class KVStore:
         except BaseException:
             for path, _ in aside:
                 self._files.discard(path)
-            with contextlib.suppress(sqlite3.Error, OSError):
+            with contextlib.suppress(OSError):
                 self._unlink([header for _, header in aside])
             raise
         self._index.shrink()
@@ -416,6 +489,7 @@ class KVStore:
         with self._index.reading() as db:
             return self._index.used(db) + self._overhead()
 
+    @mended
     def stats(self) -> StoreStats:
         """Counts and bytes, now."""
         counts = self._index.counts()
@@ -434,15 +508,18 @@ class KVStore:
             foreign_bytes=self._upkeep.foreign,
             written_bytes=self._index.written(),
             restored_tokens=self._restored,
-            damaged=tuple(self._damaged),
+            damaged=(*self._damaged, *(self._remote.reports if self._remote else ())),
+            remote=self._remote.state if self._remote else "",
             memory_bytes=0 if self._above is None else self._above._usage(),
             read_only=self._no_writes,
         )
 
+    @mended
     def other_bytes(self, root: bytes) -> int:
         """Bytes that belong to other models, modes or formats than this root's."""
         return sum(size for (other, _), (_, size) in self._index.counts().items() if other != root)
 
+    @mended
     def prune(self, *, budget: int | str | None = None, dry_run: bool = False) -> PruneResult:
         """Bring the store below its budget (or a smaller one, this once); list what goes, or with dry_run would go.
         Also removes what dead writers left, and takes in objects that the index does not know."""
@@ -471,25 +548,29 @@ class KVStore:
         last byte, where the index cannot write either, first the files (others will then miss them)."""
         if not items:
             return
-        names = [item.id for item in items]
         try:
-            self._index.delete(names)
-        except sqlite3.OperationalError:
+            self._index.delete(item.id for item in items)
+        except IndexRefused:
             for item in items:
                 self._files.remove(item.id, item.kind)
-            self._index.delete(names)
+            self._index.delete(item.id for item in items)
         self._unlink(items)
         self._index.shrink()
 
+    @mended
     def verify(self) -> VerifyResult:
-        """Read every object and compare every checksum; deletes nothing."""
-        return self._upkeep.verify()
+        """Read every object, here and in the remote, and compare every checksum; deletes nothing."""
+        here = self._upkeep.verify()
+        n, size, faults = self._remote.verify() if self._remote is not None else (0, 0, [])
+        return replace(here, checked=here.checked + n, bytes=here.bytes + size, damaged=(*here.damaged, *faults))
 
     @property
+    @mended
     def tick(self) -> int:
         """The store's own time: it goes on by one with each use."""
         return self._index.tick()
 
+    @mended
     def ls(self) -> list[Item]:
         """Every object, by position."""
         return sorted(self._index.items(), key=lambda i: (i.begin, i.end, i.id))
@@ -498,6 +579,9 @@ class KVStore:
         """Close the index; the store stays on disk."""
         if self._above is not None:
             self._above.close()
+        self._send([])
+        if self._remote is not None and self._remote.waiting:
+            log.warning("closed before all was sent: %s", self._remote.state)
         self._write_uses()
         self._index.close()
 
@@ -511,24 +595,6 @@ class KVStore:
 
     def __repr__(self) -> str:
         more = f", read-only ({self._no_writes})" if self._no_writes else ""
+        more += f", {self._remote.url} behind it" if self._remote is not None else ""
         more += f", {human(self._above.budget)} in memory above it" if self._above is not None else ""
         return f"<KVStore {self.path or 'in memory'}: budget {human(self.budget)}{more}>"
-
-
-def open_index(folder: Path, log: logging.Logger) -> Index:
-    """The index of a folder. A damaged one is set aside (not deleted) and made again from the objects."""
-    path = folder / "index.sqlite"
-    try:
-        index = Index(path)
-        with index.reading() as db:
-            db.execute("SELECT COUNT(*) FROM objects").fetchone()
-        return index
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
-            raise StoreError(f"{path}: cannot be opened: {error}") from error
-        aside = folder / f"index.damaged.{int(time.time())}.{os.getpid()}"
-        log.warning("%s is damaged (%s): moved to %s, made again from the pages", path, error, aside.name)
-        for ending in ("", "-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(f"{path}{ending}", f"{aside}{ending}")
-        return Index(path)

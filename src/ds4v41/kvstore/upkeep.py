@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import sqlite3
 import stat as stat_module
 from pathlib import Path
 
 from ..errors import StoreError
 from .files import HOST, Files, alive, closing_fd, disk_bytes, open_regular
-from .format import HEADER_BYTES, PAGE, Header
-from .index import Index
+from .format import FULL, HEADER_BYTES, PAGE, Header
+from .index import Index, IndexDamaged, IndexRefused
 from .memory_files import MemoryFiles
 from .results import VerifyResult
 
+log = logging.getLogger("ds4v41.kvstore")
 _ENDINGS = {".page", ".frontier"}
 
 
@@ -25,12 +26,13 @@ class Upkeep:
         self.files, self.index = files, index
         self.overhead = 0
         self.foreign = 0
+        self._missing: list[bytes] = []
 
     def scan(self) -> list[Path]:
         """Look at every file; returns the object files that the index does not list."""
         if isinstance(self.files, MemoryFiles):
             return []
-        known = self.index.names()
+        known = self.index.sizes()
         overhead = foreign = 0
         unlisted = []
         index_files = {f"{self.index.path}{ending}" for ending in ("", "-wal", "-shm")}
@@ -47,33 +49,66 @@ class Upkeep:
             elif (name := _object_name(path)) is None:
                 overhead += size
                 foreign += size
-            elif name not in known:
+            elif (listed := known.pop(name, None)) is None:
                 overhead += size
                 unlisted.append(path)
-        self.overhead, self.foreign = overhead, foreign
+            elif listed != disk_bytes(stat.st_size):
+                self._compare(path)
+        self.overhead, self.foreign, self._missing = overhead, foreign, list(known)
         return unlisted
 
+    def _compare(self, path: Path) -> None:
+        """A file and its row differ in size. When the file is right the row is put right: a frontier was replaced by a
+        process that was killed before it could say so, or the index is damaged there."""
+        with contextlib.suppress(StoreError, FileNotFoundError), self.index.writing() as db:
+            header = self._header(path)  # a file that is damaged itself is dropped by who reads it
+            if not self.index.agrees(header):
+                log.warning("%s: the index said otherwise; put right", header.source)
+                self.index.insert([header], db=db)
+
+    def _header(self, path: Path) -> Header:
+        """The header of an object file, checked."""
+        name = _object_name(path)
+        assert name is not None and isinstance(self.files, Files)
+        fd, header = self.files.open(name, PAGE if path.suffix == ".page" else _kind_of(path))
+        os.close(fd)
+        return header
+
+    def _agreed(self, header: Header) -> None:
+        if self.index.agrees(header):
+            return
+        with self.index.writing():  # no frontier is being replaced now
+            fd, header = self.files.open(header.id, header.kind)  # type: ignore[union-attr]
+            os.close(fd)
+            if not self.index.agrees(header):
+                raise IndexDamaged(self.index, f"it contradicts the header of {header.source}")
+
     def adopt(self) -> int:
-        """List objects that the index lacks (their writer died after the rename, or the index is new)."""
+        """List objects that the index lacks (their writer died after the rename, or the index is new), and forget
+        those whose files are gone."""
         if isinstance(self.files, MemoryFiles):
             return 0
         headers = []
-        for path in self.scan():
+        unlisted = self.scan()
+        self._forget_missing()
+        for path in unlisted:
             with contextlib.suppress(StoreError, OSError):
-                name = _object_name(path)
-                assert name is not None
-                fd, header = self.files.open(name, PAGE if path.suffix == ".page" else _kind_of(path))
-                os.close(fd)
-                headers.append(header)
+                headers.append(self._header(path))
         if not headers:
             return 0
-        with contextlib.suppress(sqlite3.OperationalError):  # a full disk: they count as overhead until there is room
+        with contextlib.suppress(IndexRefused):  # a full disk: they count as overhead until there is room
             with self.index.writing() as db:  # files are deleted under this lock only
                 there = [h for h in headers if self.files.path(h.id, h.kind).exists()]
                 self.index.insert(there, db=db)
             self.scan()
             return len(there)
         return 0
+
+    def _forget_missing(self) -> None:
+        if self._missing and isinstance(self.files, Files):
+            with contextlib.suppress(IndexRefused), self.index.writing() as db:
+                gone = [(n,) for n in self._missing if not any(self.files.path(n, k).exists() for k in (PAGE, FULL))]
+                db.executemany("DELETE FROM objects WHERE id=?", gone)
 
     def sweep(self) -> list[Path]:
         """Delete what dead writers left aside."""
@@ -86,10 +121,15 @@ class Upkeep:
         return gone
 
     def verify(self) -> VerifyResult:
-        """Every byte of every object against its checksums."""
+        """The index in itself, then every byte of every object against its checksums and its row."""
+        self.index.check()
         damaged, missing, checked, total = [], [], 0, 0
         for item in self.index.items():
             try:
+                if isinstance(self.files, Files):
+                    fd, header = self.files.open(item.id, item.kind)
+                    os.close(fd)
+                    self._agreed(header)
                 if item.kind == PAGE:
                     self.files.tokens(item.id)
                 total += len(self.files.payload(item.id, item.kind))
@@ -97,9 +137,11 @@ class Upkeep:
             except FileNotFoundError as error:
                 if item.id in self.index.has([item.id]):  # not just deleted by someone else
                     missing.append(str(error.filename))
+            except IndexDamaged:
+                raise
             except (StoreError, OSError) as error:
                 damaged.append(str(error))
-        listed = self.index.names()
+        listed = self.index.sizes()
         unlisted = [str(p) for p in self.scan() if _object_name(p) not in listed and p.exists()]
         return VerifyResult(checked, total, tuple(damaged), tuple(missing), tuple(unlisted))
 
