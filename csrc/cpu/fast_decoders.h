@@ -23,9 +23,9 @@ DS4_INLINE bool on_amd() { return false; }
 DS4_INLINE bool on_intel() { return false; }
 #endif
 
-// Weights are fetched ahead. One distance into the first level is flat between 1 and 3 KiB. Where decoding takes little time
-// (twice), Zen 4 is faster with two: far ahead into the second level, since only 24 misses of its first level can be under
-// way, and from there a little ahead.
+// Weights are fetched ahead. One distance into the first level is flat between 1 and 3 KiB. Where decoding takes little
+// time (twice), Zen 4 is faster with two: far ahead into the second level, since only 24 misses of its first level can
+// be under way, and from there a little ahead.
 constexpr int kAhead = 1536, kNear = 768, kFar = 2560;  // bytes
 struct Fetch {
   int near = on_amd() ? kNear : kAhead;
@@ -41,7 +41,7 @@ struct FastBase {
   static constexpr int kLayout = 1;
   static constexpr int kRun = 64;  // elements of one turn
   static constexpr bool kPrepares = false;
-  static constexpr bool kAddsRun = false;  // has add_run(i, x, acc): the products of a run, in a fixed order of instructions
+  static constexpr bool kAddsRun = false;  // has add_run(i, x, acc): the products of a run, row by row
   static constexpr bool kWide = false;  // two bytes and more an element: fetched ahead only where that pays
   static constexpr int64_t floats(int) { return 0; }
   DS4_INLINE void prepare(int) {}
@@ -224,8 +224,8 @@ struct FastQ8_0 : FastBase {
     return v_mul_at(v_i8(reinterpret_cast<const int8_t*>(b + 2 + (E & 31))), half + h);
   }
 #if defined(DS4_ISA_AVX512)
-  // All four pipes of Zen 4 are busy here, and it hands them out as instructions arrive: vector after vector 64 elements take 8
-  // cycles, and 10 where a compiler puts equal instructions together.
+  // All four pipes of Zen 4 are busy here, and it hands them out as instructions arrive: vector after vector, 64 elements
+  // take 8 cycles, and 10 where a compiler puts equal instructions together.
   static constexpr bool kAddsRun = true;
   DS4_INLINE void add_run(int i, const Four& x, Four& acc) const {
     const uint8_t* b = p + (i >> 5) * 34;
@@ -241,8 +241,8 @@ struct FastQ8_0 : FastBase {
         "vpmovsxbd %[q1], %[w1]\n\tvcvtdq2ps %[w1], %[w1]\n\t"
         "vmulps %[s]%{1to16%}, %[w1], %[w1]\n\tvfmadd231ps %[x1], %[w1], %[a1]"
         : [a0] "+v"(acc0.v), [a1] "+v"(acc1.v), [w0] "=&v"(w0), [w1] "=&v"(w1)
-        : [q0] "m"(*reinterpret_cast<const Bytes16*>(b + 2)), [q1] "m"(*reinterpret_cast<const Bytes16*>(b + 18)), [s] "m"(half[h]),
-          [x0] "v"(x0.v), [x1] "v"(x1.v));
+        : [q0] "m"(*reinterpret_cast<const Bytes16*>(b + 2)), [q1] "m"(*reinterpret_cast<const Bytes16*>(b + 18)),
+          [s] "m"(half[h]), [x0] "v"(x0.v), [x1] "v"(x1.v));
   }
 #endif
   DS4_INLINE void fetch(int i, const Fetch& ahead) const {
@@ -252,7 +252,7 @@ struct FastQ8_0 : FastBase {
   }
 };
 
-// kTwoSteps: for processors with adders beside the multipliers, where a broadcast into a register costs a shuffle (AMD).
+// kTwoSteps: for processors with adders beside the multipliers, where a broadcast into a register costs a shuffle: AMD's.
 template <bool kTwoSteps>
 struct FastQ4K : FastBase {
   const uint8_t* p;
@@ -282,8 +282,10 @@ struct FastQ4K : FastBase {
     const float* t = s + block * 16 + pair * 2 + (E >> 5);
     __m512i w = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
     if constexpr (E >= 32) w = _mm512_srli_epi32(w, 4);
-    const __m512 codes = _mm512_setr_ps(0.f, 1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 12.f, 13.f, 14.f, 15.f);
-    return {_mm512_permutexvar_ps(w, values(codes, t).v)};
+    return {_mm512_permutexvar_ps(w, values(all_codes(), t).v)};
+  }
+  static DS4_INLINE __m512 all_codes() {
+    return _mm512_setr_ps(0.f, 1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 12.f, 13.f, 14.f, 15.f);
   }
   // As FastQ8_0: the order of instructions matters. Two tables, then each sixteen codes in both.
   static constexpr bool kAddsRun = kTwoSteps;
@@ -291,7 +293,7 @@ struct FastQ4K : FastBase {
     const int block = i >> 8, pair = (i >> 6) & 3;
     const auto* q = reinterpret_cast<const Bytes16*>(p + block * 144 + 16 + pair * 32);
     const float* t = s + block * 16 + pair * 2;
-    const __m512 codes = _mm512_setr_ps(0.f, 1.f, 2.f, 3.f, 4.f, 5.f, 6.f, 7.f, 8.f, 9.f, 10.f, 11.f, 12.f, 13.f, 14.f, 15.f);
+    const __m512 codes = all_codes();
     __m512 low, high, w, v;
     asm("vmulps %[d0]%{1to16%}, %[codes], %[low]\n\tvsubps %[m0]%{1to16%}, %[low], %[low]\n\t"
         "vmulps %[d1]%{1to16%}, %[codes], %[high]\n\tvsubps %[m1]%{1to16%}, %[high], %[high]\n\t"
@@ -299,10 +301,10 @@ struct FastQ4K : FastBase {
         "vpsrld $4, %[w], %[w]\n\tvpermps %[high], %[w], %[v]\n\tvfmadd231ps %[x2], %[v], %[a2]\n\t"
         "vpmovzxbd %[q1], %[w]\n\tvpermps %[low], %[w], %[v]\n\tvfmadd231ps %[x1], %[v], %[a1]\n\t"
         "vpsrld $4, %[w], %[w]\n\tvpermps %[high], %[w], %[v]\n\tvfmadd231ps %[x3], %[v], %[a3]"
-        : [a0] "+v"(acc.a.v), [a1] "+v"(acc.b.v), [a2] "+v"(acc.c.v), [a3] "+v"(acc.d.v), [low] "=&v"(low), [high] "=&v"(high),
-          [w] "=&v"(w), [v] "=&v"(v)
-        : [d0] "m"(t[0]), [m0] "m"(t[8]), [d1] "m"(t[1]), [m1] "m"(t[9]), [q0] "m"(q[0]), [q1] "m"(q[1]), [codes] "v"(codes),
-          [x0] "v"(x.a.v), [x1] "v"(x.b.v), [x2] "v"(x.c.v), [x3] "v"(x.d.v));
+        : [a0] "+v"(acc.a.v), [a1] "+v"(acc.b.v), [a2] "+v"(acc.c.v), [a3] "+v"(acc.d.v), [low] "=&v"(low),
+          [high] "=&v"(high), [w] "=&v"(w), [v] "=&v"(v)
+        : [d0] "m"(t[0]), [m0] "m"(t[8]), [d1] "m"(t[1]), [m1] "m"(t[9]), [q0] "m"(q[0]), [q1] "m"(q[1]),
+          [codes] "v"(codes), [x0] "v"(x.a.v), [x1] "v"(x.b.v), [x2] "v"(x.c.v), [x3] "v"(x.d.v));
   }
   // d * scale * code - dmin * min, rounded once: the product has 21 bits, so it is exact by itself as well.
   static DS4_INLINE V values(__m512 codes, const float* t) {

@@ -1,7 +1,7 @@
 // Decoders of weights that are bfloat16 numbers: pairs of them, as VDPBF16PS takes them (cpu/pairs.h).
 //
-// One decoder per weight row. get<E>(i): 16 pairs of the 128 elements from i on; the upper half of a pair is of the first 64,
-// the lower of the others. kLayout as in fast_decoders.h, in both halves.
+// One decoder per weight row. get<E>(i): 16 pairs of the 128 elements from i on; the upper half of a pair is of the
+// first 64, the lower of the others. kLayout as in fast_decoders.h, in both halves.
 #pragma once
 
 #include "cpu/fast_decoders.h"
@@ -82,8 +82,11 @@ DS4_INLINE __m512i spread_bytes(__m512i bytes) {
 template <bool kHigh>
 DS4_INLINE V e2m1_pairs(__m512i bytes, uint32_t lower_scale, uint32_t upper_scale) {
   const __m512i nibbles = kHigh ? _mm512_srli_epi32(bytes, 4) : bytes;
-  const __m512i codes = _mm512_ternarylogic_epi32(nibbles, _mm512_set1_epi32(0x000f000f), _mm512_set1_epi32(0x00100000), 0xea);
-  const auto half = [](uint32_t scale) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(kE2m1Words.v[scale])); };
+  const __m512i mask = _mm512_set1_epi32(0x000f000f), upper = _mm512_set1_epi32(0x00100000);
+  const __m512i codes = _mm512_ternarylogic_epi32(nibbles, mask, upper, 0xea);  // nibbles & mask | upper
+  const auto half = [](uint32_t scale) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(kE2m1Words.v[scale]));
+  };
   const __m512i table = _mm512_inserti64x4(_mm512_castsi256_si512(half(lower_scale)), half(upper_scale), 1);
   return pairs_of(_mm512_permutexvar_epi16(codes, table));
 }
@@ -117,7 +120,8 @@ struct PairFp4Row : PairBase {
   template <int E>
   DS4_INLINE V get(int i) const {
     const uint8_t* s = scale + (i >> 5) + (E >> 5);
-    return e2m1_pairs<(E & 16) != 0>(spread_bytes<32 + (E >> 5) * 16, (E >> 5) * 16>(_mm512_loadu_si512(p + (i >> 1))), s[2], s[0]);
+    constexpr int first = (E >> 5) * 16;
+    return e2m1_pairs<(E & 16) != 0>(spread_bytes<32 + first, first>(_mm512_loadu_si512(p + (i >> 1))), s[2], s[0]);
   }
   DS4_INLINE void add_run(int i, const Four& x, Four& acc) const { add_pairs(*this, i, x, acc); }
   DS4_INLINE void fetch(int i, const Fetch& ahead) const { ahead.twice(p + (i >> 1)); }

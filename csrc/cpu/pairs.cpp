@@ -21,8 +21,10 @@ bool pack_pairs(XRows x, int n, int k, float* out) {
       if constexpr (kLayout == 2)
         for (int h = 0; h < 2; ++h) spread<2>(v[h]), spread<2>(v[h] + 2);
       for (int g = 0; g < kGroups; ++g) {
-        const __m512i lower = _mm512_srli_epi32(_mm512_castps_si512(v[1][g].v), 16), upper = _mm512_castps_si512(v[0][g].v);
-        v_store(out + static_cast<int64_t>(i) / 2 * n + (g * n + r) * kW, pairs_of(_mm512_mask_blend_epi16(0xaaaaaaaau, lower, upper)));
+        const __m512i lower = _mm512_srli_epi32(_mm512_castps_si512(v[1][g].v), 16);
+        const __m512i upper = _mm512_castps_si512(v[0][g].v);
+        const V pairs = pairs_of(_mm512_mask_blend_epi16(0xaaaaaaaau, lower, upper));
+        v_store(out + static_cast<int64_t>(i) / 2 * n + (g * n + r) * kW, pairs);
       }
     }
   }

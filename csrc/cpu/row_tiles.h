@@ -83,8 +83,8 @@ DS4_INLINE void tile_pass(Dec* w, const float* x, int seg0, int seg1, int k, flo
 }
 
 #if defined(DS4_ISA_AVX512)
-// The same for four weight rows and one activation row, by decoders that add whole runs. Accumulators have names, since an array
-// of them would be stored again and again.
+// The same for four weight rows and one activation row, by decoders that add whole runs. Accumulators have names, since
+// an array of them would be stored again and again.
 template <class Dec>
 void run_pass(Dec* w, const float* x, int seg0, int seg1, int k, float* total) {
   Four a = four_zeros(), b = a, c = a, d = a;

@@ -215,8 +215,8 @@ DS4_INLINE V v_u4_half(const uint8_t* p) {
 
 #endif
 
-// a * *p and a - *p. On AVX-512 the number is an operand in memory: Zen 4 broadcasts it there for nothing, and into a register
-// with a shuffle, of which it has one a cycle. Compilers would share the register.
+// a * *p and a - *p. On AVX-512 the number is an operand in memory: Zen 4 broadcasts it there for nothing, and into a
+// register with a shuffle, of which it has one a cycle. Compilers would share the register.
 #if defined(DS4_ISA_AVX512)
 DS4_INLINE V v_mul_at(V a, const float* p) {
   V r;

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 from tests.ref import formats
 
-from .support import COLUMN_BLOCK, ISAS, OPS, Stored, flat, random_stored, same_bits, same_on_all_isas, sprinkle, values_of
+from .support import (
+    COLUMN_BLOCK,
+    ISAS,
+    OPS,
+    Stored,
+    flat,
+    random_stored,
+    same_bits,
+    same_on_all_isas,
+    sprinkle,
+    values_of,
+)
 
 KINDS = sorted(COLUMN_BLOCK)
 
