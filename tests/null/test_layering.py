@@ -132,7 +132,7 @@ STD_TYPES = re.compile(
 ONCE = frozenset({"cpu.h", "dispatch.cpp", "half_table.cpp", "memory.cpp", "working.cpp"})
 """The files of csrc/cpu that are compiled once, for the baseline."""
 FOR_ONE_SET = frozenset({"pairs.cpp"})
-"""Those that are compiled once, with more than the baseline: the rule for files of an instruction set holds for them."""
+"""Those that are compiled once; the rule for files of an instruction set holds for them."""
 
 
 def cpu_families() -> list[str]:
