@@ -1,6 +1,7 @@
 // Compiled once, for the baseline instruction set.
 #include "base/error.h"
 #include "cpu/cpu.h"
+#include "cpu/pairs.h"
 
 namespace ds4::cpu {
 
@@ -23,6 +24,7 @@ DS4_DECLARE(plain)
 #ifdef DS4_HAVE_AVX512BF16
 namespace avx512bf16 {
 const MatrixClass* matrix_class();
+bool pair_block(const Matrix& m, int r0, int nr, MatrixRows x, int n, float* out, int64_t ldo, float* scratch);
 }
 #endif
 
@@ -96,6 +98,18 @@ std::string matrix_missing(const std::string& isa) {
   if (!matrix.native) return std::string("cpu/") + find_isa(isa).name + " has no matrix unit here";
   const FlushSubnormals flush;
   return matrix.agrees() ? "" : "VDPBF16PS of this processor does not round as the class is defined";
+}
+
+PairRows pair_rows() {
+#ifdef DS4_HAVE_AVX512BF16
+  static const PairRows found = [] {
+    const bool there = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+    return there && matrix_missing("avx512").empty() ? avx512bf16::pair_block : nullptr;
+  }();
+  return found;
+#else
+  return nullptr;
+#endif
 }
 
 }  // namespace ds4::cpu

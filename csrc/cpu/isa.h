@@ -1,4 +1,5 @@
-// Every file of cpu/ except dispatch.cpp, half_table.cpp and memory.cpp is compiled once per instruction set, inside its own namespace.
+// Every file of cpu/ except dispatch.cpp, half_table.cpp and memory.cpp is compiled once per instruction set, inside its
+// own namespace (pairs.cpp for one instruction set alone).
 // The build defines DS4_ISA (avx512, avx2, neon, plain) and the DS4_ISA_* flag that goes with it.
 //
 // Rule for these files: no std containers, streams or strings. Their inline functions would be emitted with this

@@ -195,7 +195,7 @@ struct Q4KPairs {
     const uint8_t* p = m.data + r * m.row_bytes;
     for (int i = 0; i < wide; i += kChunk, p += 144) {
       alignas(64) float t[16];
-      FastQ4K::block_scales(p, t);
+      FastQ4K<false>::block_scales(p, t);
       for (int pair = 0; pair < 4; ++pair, to += 2 * kMatrixRows * kStep) {
         const __m512i w = _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16 + pair * 32)));
         _mm512_storeu_si512(to, _mm512_permutexvar_epi16(w, table(t + 2 * pair)));

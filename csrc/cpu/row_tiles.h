@@ -41,15 +41,6 @@ DS4_INLINE void unroll(F&& f) {
 
 #define DS4_LAMBDA_INLINE __attribute__((always_inline))
 
-// Two-byte types in four long streams: Intel's cores read them a tenth faster when asked ahead, Zen 4 a fifth slower.
-DS4_INLINE bool fetches_wide() {
-#if defined(__x86_64__)
-  return __builtin_cpu_is("intel") != 0;
-#else
-  return false;
-#endif
-}
-
 // One pass over a segment: vectors G0 .. G0 + G - 1 of the accumulators of M rows. The first pass prepares scales.
 template <int G0, int M, int R, int G, class Dec>
 DS4_INLINE void tile_pass(Dec* w, const float* x, int seg0, int seg1, int k, float* total) {
@@ -57,18 +48,20 @@ DS4_INLINE void tile_pass(Dec* w, const float* x, int seg0, int seg1, int k, flo
   for (int m = 0; m < M; ++m)
     for (int r = 0; r < R; ++r)
       for (int g = 0; g < G; ++g) acc[m][r][g] = v_zero();
-  const bool fetch = !Dec::kWide || fetches_wide();
+  // Two-byte types in four long streams: Intel's cores read them a tenth faster when asked ahead, Zen 4 a fifth slower.
+  const bool fetch = !Dec::kWide || on_intel();
+  const Fetch ahead;
   // One activation row: a chunk at a time, with few branches and offsets that are constants.
-  constexpr int kParts = R == 1 && G == kGroups ? kChunk / kLanes : 1;
-  for (int i0 = seg0; i0 < seg1; i0 += kParts * kLanes) {
+  constexpr int kRun = Dec::kRun, kParts = R == 1 && G == kGroups ? kChunk / kRun : 1;
+  for (int i0 = seg0; i0 < seg1; i0 += kParts * kRun) {
     if constexpr (G0 == 0 && Dec::kPrepares)
       if ((kParts > 1 || i0 % kChunk == 0) && i0 + kChunk < k)
         for (int m = 0; m < M; ++m) w[m].prepare(i0 + kChunk);
     unroll<kParts>([&](auto part) DS4_LAMBDA_INLINE {
-      const int i = i0 + decltype(part)::value * kLanes;
+      const int i = i0 + decltype(part)::value * kRun;
       if (G0 == 0 && fetch)
-        for (int m = 0; m < M; ++m) w[m].fetch(i);
-      const float* xi = x + static_cast<int64_t>(i) * R;
+        for (int m = 0; m < M; ++m) w[m].fetch(i, ahead);
+      const float* xi = x + static_cast<int64_t>(i / (kRun / kLanes)) * R;
       unroll<G>([&](auto gi) DS4_LAMBDA_INLINE {
         constexpr int g = decltype(gi)::value;
         V wv[M];
@@ -76,7 +69,7 @@ DS4_INLINE void tile_pass(Dec* w, const float* x, int seg0, int seg1, int k, flo
         for (int r = 0; r < R; ++r) {
           V xv = v_load(xi + ((G0 + g) * R + r) * kW);
           if constexpr (M > 1) v_keep(xv);
-          for (int m = 0; m < M; ++m) acc[m][r][g] = v_fma(wv[m], xv, acc[m][r][g]);
+          for (int m = 0; m < M; ++m) acc[m][r][g] = Dec::add(wv[m], xv, acc[m][r][g]);
         }
       });
     });
@@ -88,6 +81,36 @@ DS4_INLINE void tile_pass(Dec* w, const float* x, int seg0, int seg1, int k, flo
         v_store(t, seg0 == 0 ? acc[m][r][g] : v_add(v_load(t), acc[m][r][g]));
       }
 }
+
+#if defined(DS4_ISA_AVX512)
+// The same for four weight rows and one activation row, by decoders that add whole runs. Accumulators have names, since
+// an array of them would be stored again and again.
+template <class Dec>
+void run_pass(Dec* w, const float* x, int seg0, int seg1, int k, float* total) {
+  Four a = four_zeros(), b = a, c = a, d = a;
+  const Fetch ahead;
+  const bool fetch = !Dec::kWide || on_intel();
+  for (int i0 = seg0; i0 < seg1; i0 += kChunk) {
+    if (Dec::kPrepares && i0 + kChunk < k)
+      for (int m = 0; m < 4; ++m) w[m].prepare(i0 + kChunk);
+    unroll<kChunk / Dec::kRun>([&](auto part) DS4_LAMBDA_INLINE {
+      const int i = i0 + decltype(part)::value * Dec::kRun;
+      if (fetch)
+        for (int m = 0; m < 4; ++m) w[m].fetch(i, ahead);
+      const Four xv = four_at(x + i / (Dec::kRun / kLanes));
+      w[0].add_run(i, xv, a);
+      w[1].add_run(i, xv, b);
+      w[2].add_run(i, xv, c);
+      w[3].add_run(i, xv, d);
+    });
+  }
+  const bool first = seg0 == 0;
+  add_four(a, first, total);
+  add_four(b, first, total + kLanes);
+  add_four(c, first, total + 2 * kLanes);
+  add_four(d, first, total + 3 * kLanes);
+}
+#endif
 
 // sums[o] = tree over total[o], for n outputs whose accumulators lie in a layout.
 template <int kLayout>
@@ -122,6 +145,12 @@ void row_tile(const Dec* rows, const float* x, int k, int n_rows, float* out, in
   for (int m = 0; m < M; ++m) w[m].prepare(0);
   for (int seg0 = 0; seg0 < k; seg0 += kSegment) {
     const int seg1 = seg0 + kSegment < k ? seg0 + kSegment : k;
+#if defined(DS4_ISA_AVX512)
+    if constexpr (M == 4 && R == 1 && Dec::kAddsRun) {
+      run_pass(w, x, seg0, seg1, k, total);
+      continue;
+    }
+#endif
     unroll<kGroups / G>([&](auto pass) DS4_LAMBDA_INLINE {
       tile_pass<decltype(pass)::value * G, M, R, G>(w, x, seg0, seg1, k, total);
     });
@@ -150,17 +179,11 @@ void pack_rows(XRows x, int n, int k, float* out) {
   }
 }
 
+// All tiles of a block of weight rows; the activations are packed already.
 template <int R, class Dec>
-void tile_rows_of(const Matrix& m, int r0, int nr, XRows x, float* out, int64_t ldo, float* scratch) {
+void tiles_of(const Matrix& m, int r0, int nr, const float* packed, float* scales, float* out, int64_t ldo) {
   constexpr int M = tile_rows(R);
   const int k = m.cols;
-  const float* packed = x.row(0);
-  float* scales = scratch;
-  if constexpr (R > 1 || Dec::kLayout > 1) {
-    pack_rows<Dec::kLayout>(x, R, k, scratch);
-    packed = scratch;
-    scales = scratch + static_cast<int64_t>(R) * k;
-  }
   const int64_t room = (Dec::floats(k) + 15) & ~static_cast<int64_t>(15);
   const auto tile = [&](int first, int step, int n_rows, float* to) {
     Dec w[M];
@@ -174,6 +197,16 @@ void tile_rows_of(const Matrix& m, int r0, int nr, XRows x, float* out, int64_t 
   const int step = nr / M;
   for (int r = 0; r < step; ++r) tile(r, step, M, out + r);
   if (step * M < nr) tile(step * M, 1, nr - step * M, out + step * M);
+}
+
+template <int R, class Dec>
+void tile_rows_of(const Matrix& m, int r0, int nr, XRows x, float* out, int64_t ldo, float* scratch) {
+  if constexpr (R == 1 && Dec::kLayout == 1) {
+    tiles_of<R, Dec>(m, r0, nr, x.row(0), scratch, out, ldo);
+  } else {
+    pack_rows<Dec::kLayout>(x, R, m.cols, scratch);
+    tiles_of<R, Dec>(m, r0, nr, scratch, scratch + static_cast<int64_t>(R) * m.cols, out, ldo);
+  }
 }
 
 // Floats of scratch for a matrix of k columns: packed rows and the scales of a tile.

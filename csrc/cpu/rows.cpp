@@ -1,6 +1,7 @@
 #include "cpu/rows.h"
 
 #include "cpu/decoders.h"
+#include "cpu/pairs.h"
 #include "cpu/row_blocks.h"
 #include "cpu/row_tiles.h"
 #include "cpu/short_rows.h"
@@ -184,6 +185,10 @@ size_t dot_scratch(int k) {
 void dot_block(const Matrix& m, int r0, int nr, XRows x, int n, float* out, int64_t ldo, float* scratch) {
   const int k = m.cols;
   if (n > kFewRows && block_rows_fast(m, r0, nr, x, n, out, ldo, scratch)) return;
+#if defined(DS4_ISA_AVX512)
+  if (const PairRows pairs = pair_rows(); pairs != nullptr && n >= 1 && n <= kFewRows)
+    if (pairs(m, r0, nr, {x.base, x.stride, x.index}, n, out, ldo, scratch)) return;
+#endif
   if (n >= 1 && n <= kFewRows && few_rows_fast(m, r0, nr, x, n, out, ldo, scratch)) return;
   with_decoder(m, [&](auto make) {
     if (short_rows(make, r0, nr, x, n, k, out, ldo)) return;

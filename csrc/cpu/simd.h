@@ -215,6 +215,23 @@ DS4_INLINE V v_u4_half(const uint8_t* p) {
 
 #endif
 
+// a * *p and a - *p. On AVX-512 the number is an operand in memory: Zen 4 broadcasts it there for nothing, and into a
+// register with a shuffle, of which it has one a cycle. Compilers would share the register.
+#if defined(DS4_ISA_AVX512)
+DS4_INLINE V v_mul_at(V a, const float* p) {
+  V r;
+  asm("vmulps %2%{1to16%}, %1, %0" : "=v"(r.v) : "v"(a.v), "m"(*p));
+  return r;
+}
+DS4_INLINE V v_sub_at(V a, const float* p) {
+  V r;
+  asm("vsubps %2%{1to16%}, %1, %0" : "=v"(r.v) : "v"(a.v), "m"(*p));
+  return r;
+}
+#else
+DS4_INLINE V v_mul_at(V a, const float* p) { return v_mul(a, v_set(*p)); }
+#endif
+
 // Keeps a loaded vector in its register: without it compilers load it again for every use.
 DS4_INLINE void v_keep(V& a) {
 #if defined(DS4_ISA_AVX512) || defined(DS4_ISA_AVX2)
@@ -264,6 +281,24 @@ DS4_INLINE float pairwise_tree(const V* t) {
 }
 
 #if defined(DS4_ISA_AVX512)
+// 64 numbers in four registers.
+struct Four {
+  V a, b, c, d;
+};
+DS4_INLINE Four four_zeros() { return {v_zero(), v_zero(), v_zero(), v_zero()}; }
+DS4_INLINE Four four_at(const float* p) {
+  Four f{v_load(p), v_load(p + 16), v_load(p + 32), v_load(p + 48)};
+  v_keep(f.a), v_keep(f.b), v_keep(f.c), v_keep(f.d);
+  return f;
+}
+// Into memory; added to what is there unless they are the first.
+DS4_INLINE void add_four(const Four& f, bool first, float* p) {
+  v_store(p, first ? f.a : v_add(v_load(p), f.a));
+  v_store(p + 16, first ? f.b : v_add(v_load(p + 16), f.b));
+  v_store(p + 32, first ? f.c : v_add(v_load(p + 32), f.c));
+  v_store(p + 48, first ? f.d : v_add(v_load(p + 48), f.d));
+}
+
 // Layouts of a run of numbers over vectors: kLayout 1 in order; 2 and 4: lane l of vector v holds element kLayout * l + v.
 template <int kLayout>
 DS4_INLINE void spread(V* v) {

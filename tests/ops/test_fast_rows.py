@@ -7,7 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .support import COLUMN_BLOCK, ISAS, OPS, Stored, flat, random_stored, same_bits, same_on_all_isas, values_of
+from tests.ref import formats
+
+from .support import (
+    COLUMN_BLOCK,
+    ISAS,
+    OPS,
+    Stored,
+    flat,
+    random_stored,
+    same_bits,
+    same_on_all_isas,
+    sprinkle,
+    values_of,
+)
 
 KINDS = sorted(COLUMN_BLOCK)
 
@@ -44,9 +57,38 @@ def test_every_scale(kind: str) -> None:
         m = m._replace(data=flat(blocks))
     else:
         m = m._replace(scale=scale if kind != "fp8_block" else scale[3::32].copy())
-    x = values_of("normal", (6, cols), rng)
-    for n in (1, 2, 6):
-        same_on_all_isas(lambda isa, n=n: m.product(isa, x[:n]))
+    for x in (values_of("normal", (6, cols), rng), values_of("bf16", (6, cols), rng)):
+        for n in (1, 2, 6):
+            same_on_all_isas(lambda isa, n=n, x=x: m.product(isa, x[:n]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cols", [256, 2304, 5120])
+def test_bfloat16_activations(kind: str, cols: int) -> None:
+    """Both are bfloat16 numbers: two products in one instruction, where there is one (cpu/pairs.h)."""
+    rng = np.random.default_rng(cols + 1)
+    m = random_stored(kind, 11, cols, rng)
+    wide = formats.bf16_round(values_of("wide", (8, cols), rng))
+    odd = formats.bf16_round(sprinkle(values_of("normal", (8, cols), rng), rng, 0.01))
+    flushed = formats.bf16_round(values_of("normal", (8, cols), rng) * np.exp2(rng.integers(-140, -110, (8, cols))))
+    almost = wide.copy()
+    almost[2, cols - 1] += np.float32(2.0**-12) * np.abs(almost[2, cols - 1])  # one number is none
+    for x in (wide, odd, flushed, almost):
+        for n in range(1, 9):
+            same_on_all_isas(lambda isa, n=n, x=x: m.product(isa, x[:n]))
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp4_row", "mxfp4"])
+def test_bytes_beside_a_matrix(kind: str) -> None:
+    """Each row by itself, in memory that ends with it: wide loads stay inside."""
+    rng = np.random.default_rng(5)
+    m = random_stored(kind, 5, 256, rng)
+    x = values_of("bf16", (2, 256), rng)
+    (whole,) = same_on_all_isas(lambda isa: m.product(isa, x))
+    for r in range(5):
+        data = m.data.reshape(5, -1)[r].copy()
+        row = m._replace(rows=1, data=data, scale=None if m.scale is None else m.scale.reshape(5, -1)[r].copy())
+        same_bits(row.product(ISAS[0], x), np.ascontiguousarray(whole[:, r : r + 1]))
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_k"])
