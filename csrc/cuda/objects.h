@@ -15,12 +15,14 @@
 
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
+#include "cuda/times.h"
 
 namespace MTL {
 
 struct Function::State {
   const ds4::cuda::Kernel* kernel = nullptr;
   std::vector<std::string> definitions;  // of the function constants
+  std::string values;                    // of the same, for who reads times
   // Compiled for a number of threads when first launched with it.
   ds4::cuda::Function compiled(unsigned threads) const;
 
@@ -58,6 +60,7 @@ struct CommandBuffer::State {
   std::string problem;  // told at commit
   CommandBufferStatus status = CommandBufferStatusNotEnqueued;
   ds4::cuda::Event begin = nullptr, end = nullptr;
+  std::vector<ds4::cuda::Timed> timed;  // its launches, where they are timed (times.h)
   NS::Error* error = nullptr;
   NS::SharedPtr<NS::String> label;
   void begin_work();

@@ -53,6 +53,10 @@ CommandBuffer::~CommandBuffer() {
 }
 CommandBuffer::State::~State() {
   if (error != nullptr) error->release();
+  for (const Timed& t : timed) {
+    Driver::get().free_event(t.begin);
+    Driver::get().free_event(t.end);
+  }
   if (begin != nullptr) Driver::get().free_event(begin);
   if (end != nullptr) Driver::get().free_event(end);
 }
@@ -68,6 +72,7 @@ void CommandBuffer::State::begin_work() {
 }
 
 void CommandBuffer::State::finish(std::string reason) {
+  if (reason.empty()) add_times(timed);
   status = reason.empty() ? CommandBufferStatusCompleted : CommandBufferStatusError;
   if (!reason.empty()) error = new NS::Error(std::move(reason));
   buffers.clear();
@@ -227,6 +232,18 @@ bool ComputeCommandEncoder::State::bind(Launch& l) {
   return true;
 }
 
+namespace {
+
+void begin_timing(CommandBuffer::State& buffer, const Function::State& function, const Launch& l) {
+  const Driver& driver = Driver::get();
+  std::string name = std::string(function.kernel->name) + " [" + function.values + "]";
+  for (int i = 0; i < 3; ++i) name += (i == 0 ? " " : "x") + std::to_string(l.grid[i]);
+  buffer.timed.push_back({std::move(name), driver.new_event(true), driver.new_event(true)});
+  driver.record(buffer.timed.back().begin, buffer.queue->stream);
+}
+
+}  // namespace
+
 void ComputeCommandEncoder::dispatchThreadgroups(Size groups, Size threads) {
   State& s = *state_;
   if (!s.function) return s.problem("dispatch without a pipeline state");
@@ -240,7 +257,10 @@ void ComputeCommandEncoder::dispatchThreadgroups(Size groups, Size threads) {
     l.grid[0] = static_cast<unsigned>(groups.width), l.grid[1] = static_cast<unsigned>(groups.height), l.grid[2] = static_cast<unsigned>(groups.depth);
     l.block[0] = static_cast<unsigned>(threads.width), l.block[1] = static_cast<unsigned>(threads.height), l.block[2] = static_cast<unsigned>(threads.depth);
     const ds4::cuda::Function function = s.function->compiled(static_cast<unsigned>(n));
-    if (s.bind(l)) Driver::get().launch(function, l.grid, l.block, l.shared_bytes, s.target().queue->stream, l.params);
+    if (!s.bind(l)) return;
+    if (timing()) begin_timing(s.target(), *s.function, l);
+    Driver::get().launch(function, l.grid, l.block, l.shared_bytes, s.target().queue->stream, l.params);
+    if (timing()) Driver::get().record(s.target().timed.back().end, s.target().queue->stream);
   });
 }
 
