@@ -234,6 +234,8 @@ bool ComputeCommandEncoder::State::bind(Launch& l) {
 
 namespace {
 
+constexpr unsigned kPlainShared = 48u << 10;  // a kernel may have more threadgroup memory when it is asked for
+
 void begin_timing(CommandBuffer::State& buffer, const Function::State& function, const Launch& l) {
   const Driver& driver = Driver::get();
   std::string name = std::string(function.kernel->name) + " [" + function.values + "]";
@@ -258,6 +260,7 @@ void ComputeCommandEncoder::dispatchThreadgroups(Size groups, Size threads) {
     l.block[0] = static_cast<unsigned>(threads.width), l.block[1] = static_cast<unsigned>(threads.height), l.block[2] = static_cast<unsigned>(threads.depth);
     const ds4::cuda::Function function = s.function->compiled(static_cast<unsigned>(n));
     if (!s.bind(l)) return;
+    if (l.shared_bytes > kPlainShared) Driver::get().allow_shared(function, static_cast<int>(l.shared_bytes));
     if (timing()) begin_timing(s.target(), *s.function, l);
     Driver::get().launch(function, l.grid, l.block, l.shared_bytes, s.target().queue->stream, l.params);
     if (timing()) Driver::get().record(s.target().timed.back().end, s.target().queue->stream);

@@ -1,0 +1,18 @@
+// Sizes of the products in which four lanes share a matrix row (metal/wide_rows.h), for kernels and host.
+#pragma once
+
+#include "compat.h"
+
+#define WIDE_ROWS 8        // matrix rows of a simdgroup
+#define WIDE_CHUNK 256     // columns that are staged at a time
+#define WIDE_STAGES 3      // chunks in threadgroup memory: one in use, the others on their way
+#define WIDE_SEGMENTS 8    // of 2,048 columns that a matrix may have
+#define WIDE_SUMS 512      // floats that a simdgroup leaves for one activation row: 64 for each of its matrix rows
+#define WIDE_TASKS 8       // simdgroups of a threadgroup of moe_down_wide
+#define WIDE_TOKENS 4      // activation rows that the experts take at a time
+// Bytes of a staged row, padded so that the lanes of a simdgroup meet on few banks.
+#define WIDE_PITCH_Q8_0 288
+#define WIDE_PITCH_Q4_K 160
+#define WIDE_PITCH_MXFP4 160
+// Tiles of WIDE_ROWS rows that a threadgroup of linear_wide makes, each with a simdgroup for every segment.
+#define WIDE_TILES(segments) ((segments) >= 4u ? 1u : 4u / (segments))
