@@ -6,6 +6,9 @@
 #define WIDE_ROWS 8        // matrix rows of a simdgroup
 #define WIDE_CHUNK 256     // columns that are staged at a time
 #define WIDE_STAGES 3      // chunks in threadgroup memory: one in use, the others on their way
+#define WIDE_DEEP_STAGES 8 // the same where there are few simdgroups, each of which waits long
+#define WIDE_STAGED_ROWS 2 // with so many activation rows or fewer these are staged as well
+#define WIDE_X 1152        // bytes of a chunk of a staged activation row: 16 more after every 128, for the banks
 #define WIDE_SEGMENTS 8    // of 2,048 columns that a matrix may have
 #define WIDE_SUMS 512      // floats that a simdgroup leaves for one activation row: 64 for each of its matrix rows
 #define WIDE_TASKS 8       // simdgroups of a threadgroup of moe_down_wide
@@ -16,3 +19,6 @@
 #define WIDE_PITCH_MXFP4 160
 // Tiles of WIDE_ROWS rows that a threadgroup of linear_wide makes, each with a simdgroup for every segment.
 #define WIDE_TILES(segments) ((segments) >= 4u ? 1u : 4u / (segments))
+
+// A bit of fc_flags, beside those of the kernels that use these products.
+#define WIDE_DEEP 8192  // WIDE_DEEP_STAGES

@@ -19,7 +19,11 @@ KERNEL_INLINE uint bytes_from(uint low, uint high, uint shift) { return __byte_p
 KERNEL_INLINE void stage_16(threadgroup uchar* to, device const uchar* from) { ds4_copy_16(to, from); }
 KERNEL_INLINE void stage_8(threadgroup uchar* to, device const uchar* from) { ds4_copy_8(to, from); }
 KERNEL_INLINE void stage_end() { ds4_copies_end(); }
-KERNEL_INLINE void stage_wait() { ds4_copies_wait<WIDE_STAGES - 2>(); }  // all but the youngest chunks are there
+// All but the youngest chunks are there.
+KERNEL_INLINE void stage_wait() {
+  if ((fc_flags & WIDE_DEEP) != 0) ds4_copies_wait<WIDE_DEEP_STAGES - 2>();
+  else ds4_copies_wait<WIDE_STAGES - 2>();
+}
 #else
 KERNEL_INLINE float byte_up(uint w, uint k) { return as_type<float>(0x4b000000u | ((w >> (8u * k)) & 255u)); }
 KERNEL_INLINE uint bytes_from(uint low, uint high, uint shift) {
@@ -127,32 +131,53 @@ KERNEL_INLINE void stage_chunk(device const uchar* rows, uint row_bytes, uint la
   }
 }
 
+// The same columns of N activation rows.
+template <int N>
+KERNEL_INLINE void stage_rows(device const float* x, thread const uint* at, uint column, threadgroup uchar* to, uint lane) {
+#pragma unroll
+  for (int j = 0; j < N; ++j)
+#pragma unroll
+    for (uint p = lane; p < 64u; p += 32u)
+      stage_16(to + uint(WIDE_X) * uint(j) + 16u * (p + p / 8u), (device const uchar*)(x + at[j] + column + 4u * p));
+}
+
+// Four of the lane's elements of turn t: a quarter of its 16, `run` floats into the turn.
+KERNEL_INLINE float4 staged_quad(threadgroup const uchar* row, uint t, uint run) {
+  return *(threadgroup const float4*)(row + 288u * t + 4u * run + run / 32u * 16u);
+}
+
 // Columns 256 first .. 256 (first + chunks) - 1 of one segment, of WIDE_ROWS rows from `rows` on, of which `last` is the last to be
-// read, times N activation rows x + at[j]. stage: WIDE_STAGES * WIDE_ROWS * kPitch bytes of this simdgroup.
+// read, times N activation rows x + at[j]. stage: bytes of this simdgroup, as many as wide_stage() of the host says.
 template <class W, int N>
 KERNEL_INLINE void wide_segment(device const uchar* rows, uint row_bytes, uint last, device const float* x, thread const uint* at, uint first,
                                 uint chunks, threadgroup uchar* stage, uint lane, thread float* acc) {
-  const uint l = lane & 3u, slot = uint(WIDE_ROWS * W::kPitch);
+  const bool staged = N <= WIDE_STAGED_ROWS;
+  const uint stages = (fc_flags & WIDE_DEEP) != 0 ? uint(WIDE_DEEP_STAGES) : uint(WIDE_STAGES);
+  const uint weights = uint(WIDE_ROWS * W::kPitch), slot = weights + (staged ? uint(N * WIDE_X) : 0u), l = lane & 3u;
   device const uchar* from = rows + first * uint(W::kBytes);
   W w;
   const uint run0 = w.run(l, 0u), run1 = w.run(l, 1u);
 #pragma unroll
   for (int q = 0; q < 16 * N; ++q) acc[q] = 0.0f;
-#pragma unroll
-  for (uint c = 0u; c < uint(WIDE_STAGES) - 1u; ++c) {
-    if (c < chunks) stage_chunk<W>(from + c * uint(W::kBytes), row_bytes, last, stage + c * slot, lane);
+  threadgroup uchar* fill = stage;
+  threadgroup const uchar* use = stage;
+  for (uint c = 0u; c < chunks + stages - 1u; ++c) {
+    const bool fetching = c < chunks;
+    if (c + 1u >= stages) {
+      stage_wait();
+      simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    if (fetching) {
+      stage_chunk<W>(from + c * uint(W::kBytes), row_bytes, last, fill, lane);
+      if (staged) stage_rows<N>(x, at, 256u * (first + c), fill + weights, lane);
+    }
     stage_end();
-  }
-  uint use = 0u, fill = uint(WIDE_STAGES) - 1u;
-  for (uint c = 0u; c < chunks; ++c) {
-    stage_wait();
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    if (c + uint(WIDE_STAGES) - 1u < chunks)
-      stage_chunk<W>(from + (c + uint(WIDE_STAGES) - 1u) * uint(W::kBytes), row_bytes, last, stage + fill * slot, lane);
-    stage_end();
-    threadgroup const uchar* row = stage + use * slot + (lane >> 2) * uint(W::kPitch);
-    use = use + 1u == uint(WIDE_STAGES) ? 0u : use + 1u;
-    fill = fill + 1u == uint(WIDE_STAGES) ? 0u : fill + 1u;
+    fill = fill + slot == stage + stages * slot ? stage : fill + slot;
+    if (c + 1u < stages) continue;
+    const uint column = 256u * (first + c + 1u - stages);
+    threadgroup const uchar* row = use + (lane >> 2) * uint(W::kPitch);
+    threadgroup const uchar* xs = use + weights;
+    use = use + slot == stage + stages * slot ? stage : use + slot;
     w.head(row);
 #pragma unroll
     for (uint t = 0u; t < 4u; ++t) {
@@ -160,12 +185,28 @@ KERNEL_INLINE void wide_segment(device const uchar* rows, uint row_bytes, uint l
       w.turn(row, t, l, v);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
-        device const float* xt = x + at[j] + 256u * (first + c) + 64u * t;
-        const float4 x0 = *(device const float4*)(xt + run0), x1 = *(device const float4*)(xt + run0 + 4u);
-        const float4 x2 = *(device const float4*)(xt + run1), x3 = *(device const float4*)(xt + run1 + 4u);
-        const float xs[16] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w, x2.x, x2.y, x2.z, x2.w, x3.x, x3.y, x3.z, x3.w};
+        float4 q[4];
+        if (staged) {
+          threadgroup const uchar* mine = xs + WIDE_X * j;
+          q[0] = staged_quad(mine, t, run0);
+          q[1] = staged_quad(mine, t, run0 + 4u);
+          q[2] = staged_quad(mine, t, run1);
+          q[3] = staged_quad(mine, t, run1 + 4u);
+        } else {
+          device const float* xt = x + at[j] + column + 64u * t;
+          q[0] = *(device const float4*)(xt + run0);
+          q[1] = *(device const float4*)(xt + run0 + 4u);
+          q[2] = *(device const float4*)(xt + run1);
+          q[3] = *(device const float4*)(xt + run1 + 4u);
+        }
+        thread float* mine = acc + 16 * j;
 #pragma unroll
-        for (int k = 0; k < 16; ++k) acc[16 * j + k] = fma(v[k], xs[k], acc[16 * j + k]);
+        for (int k = 0; k < 4; ++k) {
+          mine[4 * k] = fma(v[4 * k], q[k].x, mine[4 * k]);
+          mine[4 * k + 1] = fma(v[4 * k + 1], q[k].y, mine[4 * k + 1]);
+          mine[4 * k + 2] = fma(v[4 * k + 2], q[k].z, mine[4 * k + 2]);
+          mine[4 * k + 3] = fma(v[4 * k + 3], q[k].w, mine[4 * k + 3]);
+        }
       }
     }
   }

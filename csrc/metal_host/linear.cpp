@@ -32,6 +32,8 @@ namespace {
 constexpr int64_t kEnoughTiles = 64;
 // Matrix rows that occupy it: two make a simdgroup's work, and a simdgroup that waits for memory needs others beside it.
 constexpr int kEnoughRows = 8192;
+// Simdgroups of linear_wide that leave it waiting for memory: each then has more on its way.
+constexpr int64_t kFewSimdgroups = 1024;
 
 // Activation rows that a kernel is made for (metal/linear.metal).
 int made_for(int n) { return n <= 2 ? n : n <= 4 ? 4 : n <= 6 ? 6 : 8; }
@@ -69,7 +71,9 @@ int64_t wide_pitch(RowType type) {
   return type == RowType::q8_0 ? WIDE_PITCH_Q8_0 : type == RowType::q4_k ? WIDE_PITCH_Q4_K : type == RowType::mxfp4 ? WIDE_PITCH_MXFP4 : 0;
 }
 
-int64_t wide_stage(RowType type) { return WIDE_STAGES * WIDE_ROWS * wide_pitch(type); }
+int64_t wide_stage(RowType type, int64_t n, bool deep) {
+  return (deep ? WIDE_DEEP_STAGES : WIDE_STAGES) * (WIDE_ROWS * wide_pitch(type) + (n <= WIDE_STAGED_ROWS ? n * WIDE_X : 0));
+}
 
 bool device_has(size_t threadgroup_bytes) { return threadgroup_bytes <= Device::get().device()->maxThreadgroupMemoryLength(); }
 
@@ -99,10 +103,12 @@ LinearRun linear_run(const Matrix& m, LinearParams& args, int flags, const float
   const bool aligned = aligned_for(m, x + args.x_at, args.x_stride) && args.group_x % 4 == 0 && (group_rows == rows || group_rows % WIDE_ROWS == 0);
   if (use_wide(m.type, m.cols, m.row_bytes, aligned)) {
     const int64_t tiles = WIDE_TILES(static_cast<uint32_t>(segments)), per_token = int64_t{WIDE_SUMS} * made_for(run.constants.rows) * 4;
-    args.area = static_cast<uint32_t>(std::max(wide_stage(m.type), per_token));
+    const bool deep = groups_of(rows, WIDE_ROWS) * segments <= kFewSimdgroups;
+    args.area = static_cast<uint32_t>(std::max(wide_stage(m.type, made_for(run.constants.rows), deep), per_token));
     run.threadgroup_bytes = static_cast<size_t>(tiles * segments * args.area + tiles * WIDE_ROWS * made_for(run.constants.rows) * 4);
     if (device_has(run.threadgroup_bytes)) {
       run.kernel = "linear_wide";
+      run.constants.flags |= deep ? WIDE_DEEP : 0;
       run.grid = {groups_of(rows, tiles * WIDE_ROWS), groups_of(n, LINEAR_TILE)};
       run.threads = static_cast<int>(tiles * segments) * kLanes;
       return run;

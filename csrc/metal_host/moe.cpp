@@ -55,7 +55,7 @@ void MetalBackend::moe_up(const MoeArgs& a, const ExpertTable& table, const MoeG
   // comes between them, and both count as written for what reads mid, whatever barrier comes before either.
   const auto issue = [&](bool tiles, bool wide, std::initializer_list<Argument> buffers, int64_t rows_or_groups, bool by_z) {
     const int64_t simdgroups = 2 * groups_of(up.gate.cols, kSegmentColumns), tokens = a.n == 1 ? 1 : WIDE_TOKENS;
-    up.area = static_cast<uint32_t>(std::max<int64_t>(wide_stage(static_cast<RowType>(constants.type)), tokens * WIDE_SUMS * 4));
+    up.area = static_cast<uint32_t>(std::max<int64_t>(wide_stage(static_cast<RowType>(constants.type), tokens == 1 ? 1 : WIDE_STAGED_ROWS), tokens * WIDE_SUMS * 4));
     const size_t wide_bytes = static_cast<size_t>(simdgroups) * up.area + kPlanBytes + 2 * WIDE_ROWS * WIDE_TOKENS * sizeof(float);
     if (wide && device_has(wide_bytes)) {
       encode("moe_up_wide", constants, up, buffers, Grid{groups_of(f, WIDE_ROWS), by_z ? 1 : rows_or_groups}, static_cast<int>(simdgroups) * kLanes,
@@ -176,7 +176,8 @@ void MetalBackend::moe(const MoeArgs& a) {
     constants.flags = write != nullptr ? MOE_EXPAND : 0;
     static_assert(MOE_DOWN_OUTPUTS * MOE_TILE == kLanes);
     constexpr size_t kDownBytes = kPlanBytes + (MOE_MAX_PAIRS + MOE_TILE) * MOE_DOWN_OUTPUTS * sizeof(float);
-    down.stage = static_cast<uint32_t>(std::max(wide_stage(table->w2.type), wide_stage(shared.w2.type)));
+    const int64_t staged = a.n == 1 ? 1 : WIDE_STAGED_ROWS;
+    down.stage = static_cast<uint32_t>(std::max(wide_stage(table->w2.type, staged), wide_stage(shared.w2.type, staged)));
     const size_t sums = WIDE_SUMS * sizeof(float) * (a.n == 1 ? 1 : WIDE_TOKENS);
     const size_t wide_bytes = WIDE_TASKS * (down.stage + sums) + (MOE_MAX_PAIRS + MOE_TILE) * WIDE_ROWS * sizeof(float) + kPlanBytes;
     const bool wide = use_wide(table->w2.type, table->w2.cols, table->w2.row_bytes, table->w2.aligned) &&
