@@ -8,16 +8,16 @@
 #include "linear.h"
 #include "wide_rows.h"
 
-template <class W, int N>
+template <class W, int R, int N>
 KERNEL_INLINE void wide_tile(constant LinearParams& a, device const uchar* data, device const float* x, threadgroup uchar* area, uint r, uint i0,
                              uint segment, uint lane) {
   uint at[N];
   for (uint j = 0u; j < uint(N); ++j) at[j] = min(i0 + j, a.n - 1u) * a.x_stride;
-  float acc[16 * N];
+  float acc[16 * R * N];
   const uint first = 8u * segment, chunks = min(a.cols / uint(WIDE_CHUNK) - first, 8u);
-  wide_segment<W, N>(data + a.row_bytes * (a.row0 + r), uint(a.row_bytes), a.rows - 1u - r, x + a.x_at + ulong(r / a.group_rows) * a.group_x, at,
+  wide_segment<W, R, N>(data + a.row_bytes * (a.row0 + r), uint(a.row_bytes), a.rows - 1u - r, x + a.x_at + ulong(r / a.group_rows) * a.group_x, at,
                      first, chunks, area, lane, acc);
-  wide_put<W, N>(acc, (threadgroup float*)area, false, lane);
+  wide_put<W, R, N>(acc, (threadgroup float*)area, false, lane);
 }
 
 KERNEL_INLINE float wide_finished(float v) {
@@ -25,7 +25,8 @@ KERNEL_INLINE float wide_finished(float v) {
   return (fc_flags & LINEAR_SCORE) != 0 ? DS4_SQRT(ds4_softplus(v)) : v;
 }
 
-// WIDE_TILES times WIDE_ROWS matrix rows (x), up to 8 activation rows (y). Columns are a multiple of WIDE_CHUNK, groups one of WIDE_ROWS.
+// WIDE_TILES times WIDE_ROWS_OF matrix rows (x), up to 8 activation rows (y). Columns are a multiple of WIDE_CHUNK, groups one of
+// WIDE_ROWS_OF.
 // Threadgroup memory: a.area bytes for each simdgroup, then a float for each product.
 kernel void linear_wide(constant LinearParams& a [[buffer(0)]], device const uchar* data [[buffer(1)]], device const uchar* scale [[buffer(2)]],
                         device const float* x [[buffer(3)]], device float* out [[buffer(4)]], device const float* cosines [[buffer(5)]],
@@ -33,13 +34,13 @@ kernel void linear_wide(constant LinearParams& a [[buffer(0)]], device const uch
                         device const float* comb [[buffer(9)]], threadgroup uchar* area [[threadgroup(0)]],
                         uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
                         uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  const uint segments = (a.cols + kSegment - 1u) / kSegment, tiles = WIDE_TILES(segments), simdgroups = segments * tiles;
-  const uint r0 = group.x * tiles * uint(WIDE_ROWS), i0 = group.y * uint(LINEAR_TILE), r = r0 + simdgroup / segments * uint(WIDE_ROWS);
+  const uint segments = (a.cols + kSegment - 1u) / kSegment, tiles = WIDE_TILES(segments), simdgroups = segments * tiles, of_tile = WIDE_ROWS_OF(fc_rows);
+  const uint r0 = group.x * tiles * of_tile, i0 = group.y * uint(LINEAR_TILE), r = r0 + simdgroup / segments * of_tile;
   threadgroup float* results = (threadgroup float*)(area + simdgroups * a.area);
   uint rows = 0u;  // activation rows that the kernel is made for
 #define DS4_WIDE_N(W, N) \
   rows = N;              \
-  if (r < a.rows) wide_tile<W, N>(a, data, x, area + simdgroup * a.area, r, i0, simdgroup % segments, lane)
+  if (r < a.rows) wide_tile<W, N <= 2 ? 2 : 1, N>(a, data, x, area + simdgroup * a.area, r, i0, simdgroup % segments, lane)
 #define DS4_WIDE(W)                              \
   if (fc_rows == 1) { DS4_WIDE_N(W, 1); }        \
   else if (fc_rows == 2) { DS4_WIDE_N(W, 2); }   \
@@ -51,12 +52,12 @@ kernel void linear_wide(constant LinearParams& a [[buffer(0)]], device const uch
 #undef DS4_WIDE_N
   threadgroup_barrier(mem_flags::mem_threadgroup);
   // results[activation row][matrix row]
-  const uint of_token = tiles * uint(WIDE_ROWS), products = rows * of_token;
+  const uint of_token = tiles * of_tile, products = rows * of_token;
   for (uint q = simdgroup; q < products; q += simdgroups) {
     const uint j = q / of_token, row = q % of_token;
     if (r0 + row >= a.rows || i0 + j >= a.n) continue;
-    threadgroup const float* sums = (threadgroup const float*)(area + row / uint(WIDE_ROWS) * segments * a.area);
-    const float v = wide_sum(sums + uint(WIDE_SUMS) * j + 64u * (row % uint(WIDE_ROWS)), segments, a.area / 4u, lane);
+    threadgroup const float* sums = (threadgroup const float*)(area + row / of_tile * segments * a.area);
+    const float v = wide_sum(sums + 64u * (of_tile * j + row % of_tile), segments, a.area / 4u, lane);
     if (lane == 0u) results[q] = v;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

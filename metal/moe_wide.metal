@@ -10,19 +10,19 @@
 #include "moe_plan.h"
 #include "wide_rows.h"
 
-// Sums of WIDE_ROWS rows from r on of one matrix and segment, for N activation rows, into the simdgroup's part of `area`.
-template <class W, int N>
+// Sums of WIDE_GROUPS R rows from r on of one matrix and segment, for N activation rows, into the simdgroup's part of `area`.
+template <class W, int R, int N>
 KERNEL_INLINE void expert_tile(device const uchar* data, uint row_bytes, uint rows, uint r, device const float* x, thread const uint* at,
                                uint cols, uint segment, threadgroup uchar* stage, threadgroup float* sums, bool more, uint lane) {
-  float acc[16 * N];
+  float acc[16 * R * N];
   const uint first = 8u * segment, chunks = min(cols / uint(WIDE_CHUNK) - first, 8u);
-  wide_segment<W, N>(data + ulong(row_bytes) * r, row_bytes, rows - 1u - r, x, at, first, chunks, stage, lane, acc);
-  wide_put<W, N>(acc, sums, more, lane);
+  wide_segment<W, R, N>(data + ulong(row_bytes) * r, row_bytes, rows - 1u - r, x, at, first, chunks, stage, lane, acc);
+  wide_put<W, R, N>(acc, sums, more, lane);
 }
 
-// mid = silu(min(gate, limit)) * clamp(up) * routing weight, rounded: WIDE_ROWS elements of one expert for its tokens, WIDE_TOKENS of
+// mid = silu(min(gate, limit)) * clamp(up) * routing weight, rounded: WIDE_ROWS_OF elements of one expert for its tokens, WIDE_TOKENS of
 // them at a time. The first half of the simdgroups has the segments of the gate, the other those of up. Modes without a quantiser.
-// Threadgroup memory: a.area bytes for each simdgroup, PLAN_INTS ints, 2 * WIDE_ROWS * WIDE_TOKENS floats.
+// Threadgroup memory: a.area bytes for each simdgroup, PLAN_INTS ints, 32 * WIDE_TOKENS floats.
 kernel void moe_up_wide(constant MoeUpParams& a [[buffer(0)]], device const uchar* gate [[buffer(1)]], device const uchar* gate_scale [[buffer(2)]],
                         device const ulong* gate_offsets [[buffer(3)]], device const uchar* up [[buffer(4)]],
                         device const uchar* up_scale [[buffer(5)]], device const ulong* up_offsets [[buffer(6)]],
@@ -31,7 +31,8 @@ kernel void moe_up_wide(constant MoeUpParams& a [[buffer(0)]], device const ucha
                         uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
                         uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   const bool shared = (fc_flags & MOE_SHARED) != 0;
-  const uint segments = (a.gate.cols + kSegment - 1u) / kSegment, simdgroups = 2u * segments, f0 = group.x * uint(WIDE_ROWS);
+  const uint segments = (a.gate.cols + kSegment - 1u) / kSegment, simdgroups = 2u * segments;
+  const uint of_tile = WIDE_ROWS_OF(fc_rows), f0 = group.x * of_tile;
   const uint tokens = a.n, pairs = tokens * a.top_k;
   threadgroup int* plan = (threadgroup int*)(area + simdgroups * a.area);
   threadgroup float* results = (threadgroup float*)(plan + PLAN_INTS);
@@ -56,28 +57,30 @@ kernel void moe_up_wide(constant MoeUpParams& a [[buffer(0)]], device const ucha
       at[j] = (shared ? pair : pair / a.top_k) * a.hidden;
     }
     const uint left = min(m - j0, uint(WIDE_TOKENS));
-#define DS4_UP_N(W, N) \
-  expert_tile<W, N>(data, row_bytes, a.expert_dim, f0, x, at, a.gate.cols, segment, mine, (threadgroup float*)mine, false, lane)
+#define DS4_UP_N(W, R, N) \
+  expert_tile<W, R, N>(data, row_bytes, a.expert_dim, f0, x, at, a.gate.cols, segment, mine, (threadgroup float*)mine, false, lane)
 #define DS4_UP(W)                                  \
-  if (fc_rows == 1 || left == 1u) DS4_UP_N(W, 1);  \
-  else if (left == 2u) DS4_UP_N(W, 2);             \
-  else DS4_UP_N(W, 4)
+  if (fc_rows == 1 || (fc_rows == 2 && left == 1u)) DS4_UP_N(W, 2, 1);  \
+  else if (fc_rows == 2) DS4_UP_N(W, 2, 2);        \
+  else if (left == 1u) DS4_UP_N(W, 1, 1);          \
+  else if (left == 2u) DS4_UP_N(W, 1, 2);          \
+  else DS4_UP_N(W, 1, 4)
     DS4_WITH_WIDE_TYPE(fc_type, DS4_UP);
 #undef DS4_UP
 #undef DS4_UP_N
     threadgroup_barrier(mem_flags::mem_threadgroup);
     // results[gate or up][token][element]
-    for (uint q = simdgroup; q < 2u * uint(WIDE_ROWS) * left; q += simdgroups) {
-      const uint which = q / (uint(WIDE_ROWS) * left), j = q / uint(WIDE_ROWS) % left, row = q % uint(WIDE_ROWS);
+    for (uint q = simdgroup; q < 2u * of_tile * left; q += simdgroups) {
+      const uint which = q / (of_tile * left), j = q / of_tile % left, row = q % of_tile;
       threadgroup const float* sums = (threadgroup const float*)(area + which * segments * a.area);
-      const float v = wide_sum(sums + uint(WIDE_SUMS) * j + 64u * row, segments, a.area / 4u, lane);
-      if (lane == 0u) results[(which * uint(WIDE_TOKENS) + j) * uint(WIDE_ROWS) + row] = rounded(v);
+      const float v = wide_sum(sums + 64u * (of_tile * j + row), segments, a.area / 4u, lane);
+      if (lane == 0u) results[(which * uint(WIDE_TOKENS) + j) * of_tile + row] = rounded(v);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    const uint j = tid / uint(WIDE_ROWS), f = f0 + tid % uint(WIDE_ROWS);
+    const uint j = tid / of_tile, f = f0 + tid % of_tile;
     if (j < left && f < a.expert_dim) {
       const uint pair = list[j0 + j];
-      float value = swiglu(results[tid], results[uint(WIDE_TOKENS * WIDE_ROWS) + tid], a.limit);
+      float value = swiglu(results[tid], results[uint(WIDE_TOKENS) * of_tile + tid], a.limit);
       if (!shared) value = weights[pair] * value;
       const uint slots = a.top_k + 1u;
       const uint slot = shared ? pair * slots + a.top_k : pair / a.top_k * slots + pair % a.top_k;
@@ -86,19 +89,19 @@ kernel void moe_up_wide(constant MoeUpParams& a [[buffer(0)]], device const ucha
   }
 }
 
-// Rounded products of WIDE_ROWS rows of one expert with the middle rows of N pairs (or tokens) into results[pair][WIDE_ROWS].
-template <class W, int N>
+// Rounded products of WIDE_GROUPS R rows of one expert with the middle rows of N pairs (or tokens) into results[pair][row].
+template <class W, int R, int N>
 KERNEL_INLINE void down_tile(device const uchar* data, MoeMatrix matrix, uint rows, uint d, device const float* mid, thread const uint* at,
                              thread const uint* pair, uint m, threadgroup uchar* stage, threadgroup float* sums, threadgroup float* results,
                              uint lane) {
   const uint segments = (matrix.cols + kSegment - 1u) / kSegment;
   for (uint s = 0u; s < segments; ++s)
-    expert_tile<W, N>(data, uint(matrix.row_bytes), rows, d, mid, at, matrix.cols, s, stage, sums, s > 0u, lane);
+    expert_tile<W, R, N>(data, uint(matrix.row_bytes), rows, d, mid, at, matrix.cols, s, stage, sums, s > 0u, lane);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (uint j = 0u; j < m; ++j)
-    for (uint row = 0u; row < uint(WIDE_ROWS); ++row) {
-      const float v = rounded(wide_sum(sums + uint(WIDE_SUMS) * j + 64u * row, 1u, 0u, lane));
-      if (lane == 0u) results[pair[j] * uint(WIDE_ROWS) + row] = v;
+    for (uint row = 0u; row < uint(WIDE_GROUPS * R); ++row) {
+      const float v = rounded(wide_sum(sums + 64u * (uint(WIDE_GROUPS * R) * j + row), 1u, 0u, lane));
+      if (lane == 0u) results[pair[j] * uint(WIDE_GROUPS * R) + row] = v;
     }
   simdgroup_barrier(mem_flags::mem_threadgroup);  // the sums are read
 }
@@ -115,15 +118,18 @@ KERNEL_INLINE void down_expert(constant MoeDownParams& a, device const uchar* da
       at[j] = from[min(j0 + j, m - 1u)];
       pair[j] = list[min(j0 + j, m - 1u)];
     }
-    if (fc_rows == 1 || left == 1u) down_tile<W, 1>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
-    else if (left == 2u) down_tile<W, 2>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
-    else down_tile<W, 4>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
+    if (fc_rows == 1 || (fc_rows == 2 && left == 1u))
+      down_tile<W, 2, 1>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
+    else if (fc_rows == 2) down_tile<W, 2, 2>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
+    else if (left == 1u) down_tile<W, 1, 1>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
+    else if (left == 2u) down_tile<W, 1, 2>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
+    else down_tile<W, 1, 4>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
   }
 }
 
-// y, and with MOE_EXPAND the streams: WIDE_ROWS elements of at most MOE_TILE tokens by a threadgroup. Its simdgroups share the experts out
+// y, and with MOE_EXPAND the streams: WIDE_ROWS_OF elements of at most MOE_TILE tokens by a threadgroup. Its simdgroups share the experts out
 // among themselves; the sums are made afterwards, experts ascending, the shared one last.
-// Threadgroup memory: a.stage bytes and the sums of each simdgroup, (MOE_MAX_PAIRS + MOE_TILE) * WIDE_ROWS floats, PLAN_INTS ints.
+// Threadgroup memory: a.stage bytes and the sums of each simdgroup, (MOE_MAX_PAIRS + MOE_TILE) * WIDE_ROWS_OF floats, PLAN_INTS ints.
 kernel void moe_down_wide(constant MoeDownParams& a [[buffer(0)]], device const uchar* routed [[buffer(1)]],
                           device const uchar* routed_scale [[buffer(2)]], device const ulong* offsets [[buffer(3)]],
                           device const uchar* shared [[buffer(4)]], device const uchar* shared_scale [[buffer(5)]],
@@ -132,12 +138,12 @@ kernel void moe_down_wide(constant MoeDownParams& a [[buffer(0)]], device const 
                           threadgroup uchar* area [[threadgroup(0)]], uint3 group [[threadgroup_position_in_grid]],
                           uint tid [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
                           uint lane [[thread_index_in_simdgroup]]) {
-  const uint kept = fc_rows == 1 ? uint(WIDE_SUMS) : uint(WIDE_SUMS * WIDE_TOKENS), mine = a.stage + 4u * kept;
+  const uint of_tile = WIDE_ROWS_OF(fc_rows), kept = 64u * of_tile * min(uint(fc_rows), uint(WIDE_TOKENS)), mine = a.stage + 4u * kept;
   threadgroup uchar* stage = area + simdgroup * mine;
   threadgroup float* sums = (threadgroup float*)(stage + a.stage);
   threadgroup float* results = (threadgroup float*)(area + uint(WIDE_TASKS) * mine);
-  threadgroup int* plan = (threadgroup int*)(results + (MOE_MAX_PAIRS + MOE_TILE) * WIDE_ROWS);
-  const uint tokens = a.n, pairs = tokens * a.top_k, slots = a.top_k + 1u, d = group.x * uint(WIDE_ROWS);
+  threadgroup int* plan = (threadgroup int*)(results + (MOE_MAX_PAIRS + MOE_TILE) * of_tile);
+  const uint tokens = a.n, pairs = tokens * a.top_k, slots = a.top_k + 1u, d = group.x * of_tile;
   plan_tile(experts, pairs, plan, tid);
   uint list[MOE_TILE], from[MOE_TILE];
   for (uint place = simdgroup; place < uint(plan[0]); place += uint(WIDE_TASKS)) {
@@ -158,11 +164,11 @@ kernel void moe_down_wide(constant MoeDownParams& a [[buffer(0)]], device const 
 #undef DS4_SHARED
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  const uint j = tid / uint(WIDE_ROWS), row = tid % uint(WIDE_ROWS);
+  const uint j = tid / of_tile, row = tid % of_tile;
   if (j >= tokens || d + row >= a.hidden) return;  // there is no barrier below
   float sum = 0.0f;
-  for (uint slot = 0u; slot < a.top_k; ++slot) sum = sum + results[(j * a.top_k + slot) * uint(WIDE_ROWS) + row];
-  sum = rounded(sum + results[(uint(MOE_MAX_PAIRS) + j) * uint(WIDE_ROWS) + row]);
+  for (uint slot = 0u; slot < a.top_k; ++slot) sum = sum + results[(j * a.top_k + slot) * of_tile + row];
+  sum = rounded(sum + results[(uint(MOE_MAX_PAIRS) + j) * of_tile + row]);
   y[ulong(j) * a.hidden + d + row] = sum;
   if ((fc_flags & MOE_EXPAND) != 0) expand_element(sum, j, d + row, a.streams, a.hidden, stream, post, comb);
 }

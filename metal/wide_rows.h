@@ -1,10 +1,10 @@
-// Row products in the canonical order (docs/numerics.md, R1) where four lanes share a matrix row and a simdgroup has eight rows.
+// Row products in the canonical order (docs/numerics.md, R1) where four lanes share a matrix row and a simdgroup has 8 or 16 rows.
 //
 // In rows.h a lane has two of the 64 accumulators of a row, so it unpacks a scale for every two weights. Here it has 16 of them, in
 // two runs of 8, and unpacks a scale for 8 or 16. The order of a product is fixed by accumulator (element mod 64) and segment, not
 // by lane: bits are equal. The accumulators of all segments meet in threadgroup memory, where the tree is made as in rows.h.
 //
-// Weights come through threadgroup memory, WIDE_CHUNK columns of eight rows at a time, and two such chunks are on their way while
+// Weights come through threadgroup memory, WIDE_CHUNK columns of all rows at a time, and two such chunks are on their way while
 // one is multiplied. On NVIDIA GPUs the copy is asynchronous (cp.async), elsewhere it is a loop; docs/decisions/0008.
 #pragma once
 
@@ -52,7 +52,8 @@ struct WideQ8_0 {
     const uint shift = (l >> 1) != 0u ? 0u : 2u;
     uint w[5];
 #pragma unroll
-    for (uint i = 0u; i < 5u; ++i) w[i] = words[i];
+    for (uint i = 0u; i < 4u; ++i) w[i] = words[i];
+    w[4] = words[shift != 0u ? 4u : 3u];  // not needed where codes begin at a word: it may lie behind the row
 #pragma unroll
     for (uint i = 0u; i < 4u; ++i) {
       const uint c = bytes_from(w[i], w[i + 1u], shift) ^ 0x80808080u;
@@ -98,7 +99,7 @@ struct WideMxfp4 {
     const uint block = 34u * t + 17u * (l >> 1), at = block + 1u + 8u * (l & 1u), shift = at & 3u;
     const float e = ds4_e8m0(row[block]);
     threadgroup const uint* words = (threadgroup const uint*)(row + (at - shift));
-    const uint w0 = words[0], w1 = words[1], w2 = words[2];
+    const uint w0 = words[0], w1 = words[1], w2 = words[shift != 0u ? 2u : 1u];
     const uint c[2] = {bytes_from(w0, w1, shift), bytes_from(w1, w2, shift)};
 #pragma unroll
     for (uint k = 0u; k < 8u; ++k) {
@@ -118,13 +119,13 @@ struct WideMxfp4 {
   } while (false)
 
 // Where the pieces that a lane copies of a chunk lie: in memory behind the first row's chunk, and in threadgroup memory.
-template <class W>
+template <class W, int R>
 KERNEL_INLINE void stage_chunk(device const uchar* rows, uint row_bytes, uint last, threadgroup uchar* to, uint lane) {
   const uint of_row = uint(W::kBytes) / uint(W::kPiece);
 #pragma unroll
-  for (uint p0 = 0u; p0 < uint(WIDE_ROWS) * of_row; p0 += 32u) {
+  for (uint p0 = 0u; p0 < uint(WIDE_GROUPS * R) * of_row; p0 += 32u) {
     const uint p = p0 + lane, r = p / of_row, q = (p % of_row) * uint(W::kPiece);
-    if (p >= uint(WIDE_ROWS) * of_row) continue;
+    if (p >= uint(WIDE_GROUPS * R) * of_row) continue;
     device const uchar* from = rows + min(r, last) * row_bytes + q;
     if (uint(W::kPiece) == 16u) stage_16(to + r * uint(W::kPitch) + q, from);
     else stage_8(to + r * uint(W::kPitch) + q, from);
@@ -146,19 +147,19 @@ KERNEL_INLINE float4 staged_quad(threadgroup const uchar* row, uint t, uint run)
   return *(threadgroup const float4*)(row + 288u * t + 4u * run + run / 32u * 16u);
 }
 
-// Columns 256 first .. 256 (first + chunks) - 1 of one segment, of WIDE_ROWS rows from `rows` on, of which `last` is the last to be
-// read, times N activation rows x + at[j]. stage: bytes of this simdgroup, as many as wide_stage() of the host says.
-template <class W, int N>
+// Columns 256 first .. 256 (first + chunks) - 1 of one segment, of WIDE_GROUPS R rows from `rows` on, of which `last` is the
+// last to be read, times N activation rows x + at[j]: acc[16 (N r + j)] and the next, r the row of a group. stage: bytes of this simdgroup, as many as wide_stage() of the host says.
+template <class W, int R, int N>
 KERNEL_INLINE void wide_segment(device const uchar* rows, uint row_bytes, uint last, device const float* x, thread const uint* at, uint first,
                                 uint chunks, threadgroup uchar* stage, uint lane, thread float* acc) {
   const bool staged = N <= WIDE_STAGED_ROWS;
   const uint stages = (fc_flags & WIDE_DEEP) != 0 ? uint(WIDE_DEEP_STAGES) : uint(WIDE_STAGES);
-  const uint weights = uint(WIDE_ROWS * W::kPitch), slot = weights + (staged ? uint(N * WIDE_X) : 0u), l = lane & 3u;
+  const uint weights = uint(WIDE_GROUPS * R * W::kPitch), slot = weights + (staged ? uint(N * WIDE_X) : 0u), l = lane & 3u;
   device const uchar* from = rows + first * uint(W::kBytes);
-  W w;
-  const uint run0 = w.run(l, 0u), run1 = w.run(l, 1u);
+  W w[R];
+  const uint run0 = w[0].run(l, 0u), run1 = w[0].run(l, 1u);
 #pragma unroll
-  for (int q = 0; q < 16 * N; ++q) acc[q] = 0.0f;
+  for (int q = 0; q < 16 * R * N; ++q) acc[q] = 0.0f;
   threadgroup uchar* fill = stage;
   threadgroup const uchar* use = stage;
   for (uint c = 0u; c < chunks + stages - 1u; ++c) {
@@ -168,7 +169,7 @@ KERNEL_INLINE void wide_segment(device const uchar* rows, uint row_bytes, uint l
       simdgroup_barrier(mem_flags::mem_threadgroup);
     }
     if (fetching) {
-      stage_chunk<W>(from + c * uint(W::kBytes), row_bytes, last, fill, lane);
+      stage_chunk<W, R>(from + c * uint(W::kBytes), row_bytes, last, fill, lane);
       if (staged) stage_rows<N>(x, at, 256u * (first + c), fill + weights, lane);
     }
     stage_end();
@@ -178,11 +179,13 @@ KERNEL_INLINE void wide_segment(device const uchar* rows, uint row_bytes, uint l
     threadgroup const uchar* row = use + (lane >> 2) * uint(W::kPitch);
     threadgroup const uchar* xs = use + weights;
     use = use + slot == stage + stages * slot ? stage : use + slot;
-    w.head(row);
+#pragma unroll
+    for (int r = 0; r < R; ++r) w[r].head(row + WIDE_GROUPS * W::kPitch * r);
 #pragma unroll
     for (uint t = 0u; t < 4u; ++t) {
-      float v[16];
-      w.turn(row, t, l, v);
+      float v[16 * R];
+#pragma unroll
+      for (int r = 0; r < R; ++r) w[r].turn(row + WIDE_GROUPS * W::kPitch * r, t, l, v + 16 * r);
 #pragma unroll
       for (int j = 0; j < N; ++j) {
         float4 q[4];
@@ -199,13 +202,17 @@ KERNEL_INLINE void wide_segment(device const uchar* rows, uint row_bytes, uint l
           q[2] = *(device const float4*)(xt + run1);
           q[3] = *(device const float4*)(xt + run1 + 4u);
         }
-        thread float* mine = acc + 16 * j;
 #pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          mine[4 * k] = fma(v[4 * k], q[k].x, mine[4 * k]);
-          mine[4 * k + 1] = fma(v[4 * k + 1], q[k].y, mine[4 * k + 1]);
-          mine[4 * k + 2] = fma(v[4 * k + 2], q[k].z, mine[4 * k + 2]);
-          mine[4 * k + 3] = fma(v[4 * k + 3], q[k].w, mine[4 * k + 3]);
+        for (int r = 0; r < R; ++r) {
+          thread float* mine = acc + 16 * (N * r + j);
+          thread const float* weights_of = v + 16 * r;
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            mine[4 * k] = fma(weights_of[4 * k], q[k].x, mine[4 * k]);
+            mine[4 * k + 1] = fma(weights_of[4 * k + 1], q[k].y, mine[4 * k + 1]);
+            mine[4 * k + 2] = fma(weights_of[4 * k + 2], q[k].z, mine[4 * k + 2]);
+            mine[4 * k + 3] = fma(weights_of[4 * k + 3], q[k].w, mine[4 * k + 3]);
+          }
         }
       }
     }
@@ -214,16 +221,16 @@ KERNEL_INLINE void wide_segment(device const uchar* rows, uint row_bytes, uint l
 }
 
 // The accumulators of a simdgroup into sums[activation row][matrix row][64]; with `more` added to what an earlier segment left there.
-template <class W, int N>
+template <class W, int R, int N>
 KERNEL_INLINE void wide_put(thread const float* acc, threadgroup float* sums, bool more, uint lane) {
   W w;
 #pragma unroll
-  for (int j = 0; j < N; ++j)
+  for (int q = 0; q < R * N; ++q)
 #pragma unroll
-    for (uint half_run = 0u; half_run < 4u; ++half_run) {
-      threadgroup float4* to =
-          (threadgroup float4*)(sums + uint(WIDE_SUMS) * uint(j) + 64u * (lane >> 2) + w.run(lane & 3u, half_run >> 1) + 4u * (half_run & 1u));
-      thread const float* v = acc + 16 * j + 4 * int(half_run);
+    for (uint quad = 0u; quad < 4u; ++quad) {
+      const uint row = uint(WIDE_GROUPS * R * (q % N) + WIDE_GROUPS * (q / N)) + (lane >> 2);
+      threadgroup float4* to = (threadgroup float4*)(sums + 64u * row + w.run(lane & 3u, quad >> 1) + 4u * (quad & 1u));
+      thread const float* v = acc + 16 * q + 4 * int(quad);
       const float4 mine = float4(v[0], v[1], v[2], v[3]);
       *to = more ? *to + mine : mine;
     }

@@ -33,7 +33,7 @@ constexpr int64_t kEnoughTiles = 64;
 // Matrix rows that occupy it: two make a simdgroup's work, and a simdgroup that waits for memory needs others beside it.
 constexpr int kEnoughRows = 8192;
 // Simdgroups of linear_wide that leave it waiting for memory: each then has more on its way.
-constexpr int64_t kFewSimdgroups = 1024;
+constexpr int64_t kFewSimdgroups = 600;
 
 // Activation rows that a kernel is made for (metal/linear.metal).
 int made_for(int n) { return n <= 2 ? n : n <= 4 ? 4 : n <= 6 ? 6 : 8; }
@@ -72,7 +72,7 @@ int64_t wide_pitch(RowType type) {
 }
 
 int64_t wide_stage(RowType type, int64_t n, bool deep) {
-  return (deep ? WIDE_DEEP_STAGES : WIDE_STAGES) * (WIDE_ROWS * wide_pitch(type) + (n <= WIDE_STAGED_ROWS ? n * WIDE_X : 0));
+  return (deep ? WIDE_DEEP_STAGES : WIDE_STAGES) * (WIDE_ROWS_OF(n) * wide_pitch(type) + (n <= WIDE_STAGED_ROWS ? n * WIDE_X : 0));
 }
 
 bool device_has(size_t threadgroup_bytes) { return threadgroup_bytes <= Device::get().device()->maxThreadgroupMemoryLength(); }
@@ -100,16 +100,17 @@ LinearRun linear_run(const Matrix& m, LinearParams& args, int flags, const float
   run.constants.rows = tile_rows(n);
   run.constants.flags = flags;
   const int64_t segments = groups_of(m.cols, kSegmentColumns);
-  const bool aligned = aligned_for(m, x + args.x_at, args.x_stride) && args.group_x % 4 == 0 && (group_rows == rows || group_rows % WIDE_ROWS == 0);
+  const bool aligned = aligned_for(m, x + args.x_at, args.x_stride) && args.group_x % 4 == 0 && (group_rows == rows || group_rows % WIDE_ROWS_OF(1) == 0);
   if (use_wide(m.type, m.cols, m.row_bytes, aligned)) {
-    const int64_t tiles = WIDE_TILES(static_cast<uint32_t>(segments)), per_token = int64_t{WIDE_SUMS} * made_for(run.constants.rows) * 4;
-    const bool deep = groups_of(rows, WIDE_ROWS) * segments <= kFewSimdgroups;
-    args.area = static_cast<uint32_t>(std::max(wide_stage(m.type, made_for(run.constants.rows), deep), per_token));
-    run.threadgroup_bytes = static_cast<size_t>(tiles * segments * args.area + tiles * WIDE_ROWS * made_for(run.constants.rows) * 4);
+    const int64_t made = made_for(run.constants.rows), of_tile = WIDE_ROWS_OF(made);
+    const int64_t tiles = WIDE_TILES(static_cast<uint32_t>(segments)), sums = 64 * of_tile * made * 4;
+    const bool deep = groups_of(rows, of_tile) * segments <= kFewSimdgroups;
+    args.area = static_cast<uint32_t>(std::max(wide_stage(m.type, made, deep), sums));
+    run.threadgroup_bytes = static_cast<size_t>(tiles * segments * args.area + tiles * of_tile * made * 4);
     if (device_has(run.threadgroup_bytes)) {
       run.kernel = "linear_wide";
       run.constants.flags |= deep ? WIDE_DEEP : 0;
-      run.grid = {groups_of(rows, tiles * WIDE_ROWS), groups_of(n, LINEAR_TILE)};
+      run.grid = {groups_of(rows, tiles * of_tile), groups_of(n, LINEAR_TILE)};
       run.threads = static_cast<int>(tiles * segments) * kLanes;
       return run;
     }

@@ -54,11 +54,11 @@ void MetalBackend::moe_up(const MoeArgs& a, const ExpertTable& table, const MoeG
   // The two write different slots of mid. For the hazard tracking they share it out as one float and the rest: no barrier
   // comes between them, and both count as written for what reads mid, whatever barrier comes before either.
   const auto issue = [&](bool tiles, bool wide, std::initializer_list<Argument> buffers, int64_t rows_or_groups, bool by_z) {
-    const int64_t simdgroups = 2 * groups_of(up.gate.cols, kSegmentColumns), tokens = a.n == 1 ? 1 : WIDE_TOKENS;
-    up.area = static_cast<uint32_t>(std::max<int64_t>(wide_stage(static_cast<RowType>(constants.type), tokens == 1 ? 1 : WIDE_STAGED_ROWS), tokens * WIDE_SUMS * 4));
-    const size_t wide_bytes = static_cast<size_t>(simdgroups) * up.area + kPlanBytes + 2 * WIDE_ROWS * WIDE_TOKENS * sizeof(float);
+    const int64_t simdgroups = 2 * groups_of(up.gate.cols, kSegmentColumns), made = std::min<int64_t>(constants.rows, WIDE_TOKENS), of_tile = WIDE_ROWS_OF(constants.rows);
+    up.area = static_cast<uint32_t>(std::max<int64_t>(wide_stage(static_cast<RowType>(constants.type), constants.rows <= WIDE_STAGED_ROWS ? constants.rows : 0), 64 * of_tile * made * 4));
+    const size_t wide_bytes = static_cast<size_t>(simdgroups) * up.area + kPlanBytes + 32 * WIDE_TOKENS * sizeof(float);
     if (wide && device_has(wide_bytes)) {
-      encode("moe_up_wide", constants, up, buffers, Grid{groups_of(f, WIDE_ROWS), by_z ? 1 : rows_or_groups}, static_cast<int>(simdgroups) * kLanes,
+      encode("moe_up_wide", constants, up, buffers, Grid{groups_of(f, of_tile), by_z ? 1 : rows_or_groups}, static_cast<int>(simdgroups) * kLanes,
              wide_bytes);
     } else if (tiles) {
       constants.flags |= tile_flags(static_cast<int64_t>(up.gate.cols));
@@ -176,10 +176,10 @@ void MetalBackend::moe(const MoeArgs& a) {
     constants.flags = write != nullptr ? MOE_EXPAND : 0;
     static_assert(MOE_DOWN_OUTPUTS * MOE_TILE == kLanes);
     constexpr size_t kDownBytes = kPlanBytes + (MOE_MAX_PAIRS + MOE_TILE) * MOE_DOWN_OUTPUTS * sizeof(float);
-    const int64_t staged = a.n == 1 ? 1 : WIDE_STAGED_ROWS;
-    down.stage = static_cast<uint32_t>(std::max(wide_stage(table->w2.type, staged), wide_stage(shared.w2.type, staged)));
-    const size_t sums = WIDE_SUMS * sizeof(float) * (a.n == 1 ? 1 : WIDE_TOKENS);
-    const size_t wide_bytes = WIDE_TASKS * (down.stage + sums) + (MOE_MAX_PAIRS + MOE_TILE) * WIDE_ROWS * sizeof(float) + kPlanBytes;
+    const int64_t of_tile = WIDE_ROWS_OF(constants.rows), made = std::min<int64_t>(constants.rows, WIDE_TOKENS);
+    down.stage = static_cast<uint32_t>(std::max(wide_stage(table->w2.type, constants.rows), wide_stage(shared.w2.type, constants.rows)));
+    const size_t sums = static_cast<size_t>(64 * of_tile * made) * sizeof(float);
+    const size_t wide_bytes = WIDE_TASKS * (down.stage + sums) + (MOE_MAX_PAIRS + MOE_TILE) * static_cast<size_t>(of_tile) * sizeof(float) + kPlanBytes;
     const bool wide = use_wide(table->w2.type, table->w2.cols, table->w2.row_bytes, table->w2.aligned) &&
                       use_wide(shared.w2.type, shared.w2.cols, shared.w2.row_bytes, aligned_for(shared.w2, a.mid, f)) && device_has(wide_bytes);
     encode(wide ? "moe_down_wide" : "moe_down", constants, down,
@@ -187,7 +187,7 @@ void MetalBackend::moe(const MoeArgs& a) {
             reads(a.mid, a.n * slots * f), reads(a.experts, a.n * k), writes(a.y, a.n * d),
             write != nullptr ? updates(write->stream, a.n * c * d) : absent(), write != nullptr ? reads(write->post, a.n * c) : absent(),
             write != nullptr ? reads(write->comb, a.n * c * c) : absent()},
-           Grid{groups_of(d, wide ? WIDE_ROWS : MOE_DOWN_OUTPUTS)}, (wide ? WIDE_TASKS : MOE_DOWN_SIMDGROUPS) * kLanes,
+           Grid{groups_of(d, wide ? of_tile : MOE_DOWN_OUTPUTS)}, (wide ? WIDE_TASKS : MOE_DOWN_SIMDGROUPS) * kLanes,
            wide ? wide_bytes : kDownBytes);
   });
 }
