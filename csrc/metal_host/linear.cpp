@@ -71,8 +71,8 @@ int64_t wide_pitch(RowType type) {
   return type == RowType::q8_0 ? WIDE_PITCH_Q8_0 : type == RowType::q4_k ? WIDE_PITCH_Q4_K : type == RowType::mxfp4 ? WIDE_PITCH_MXFP4 : 0;
 }
 
-int64_t wide_stage(RowType type, int64_t n, bool deep) {
-  return (deep ? WIDE_DEEP_STAGES : WIDE_STAGES) * (WIDE_ROWS_OF(n) * wide_pitch(type) + (n <= WIDE_STAGED_ROWS ? n * WIDE_X : 0));
+int64_t wide_stage(RowType type, int64_t rows, int64_t staged, bool deep) {
+  return (deep ? WIDE_DEEP_STAGES : WIDE_STAGES) * (WIDE_ROWS_OF(rows) * wide_pitch(type) + staged * WIDE_X);
 }
 
 bool device_has(size_t threadgroup_bytes) { return threadgroup_bytes <= Device::get().device()->maxThreadgroupMemoryLength(); }
@@ -105,7 +105,7 @@ LinearRun linear_run(const Matrix& m, LinearParams& args, int flags, const float
     const int64_t made = made_for(run.constants.rows), of_tile = WIDE_ROWS_OF(made);
     const int64_t tiles = WIDE_TILES(static_cast<uint32_t>(segments)), sums = 64 * of_tile * made * 4;
     const bool deep = groups_of(rows, of_tile) * segments <= kFewSimdgroups;
-    args.area = static_cast<uint32_t>(std::max(wide_stage(m.type, made, deep), sums));
+    args.area = static_cast<uint32_t>(std::max(wide_stage(m.type, made, made <= WIDE_STAGED_ROWS ? made : 0, deep), sums));
     run.threadgroup_bytes = static_cast<size_t>(tiles * segments * args.area + tiles * of_tile * made * 4);
     if (device_has(run.threadgroup_bytes)) {
       run.kernel = "linear_wide";

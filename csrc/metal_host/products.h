@@ -29,8 +29,8 @@ LinearRun linear_run(const Matrix& m, LinearParams& args, int flags, const float
 // Are products of this type and shape made by the kernels in which four lanes share a row (metal/wide_rows.h)?
 bool use_wide(RowType type, int64_t cols, int64_t row_bytes, bool aligned);
 int64_t wide_pitch(RowType type);  // 0: there is no such kernel
-// Bytes in which a simdgroup stages weights, and few activation rows.
-int64_t wide_stage(RowType type, int64_t n, bool deep = false);
+// Bytes in which a simdgroup of a kernel for so many activation rows stages weights, and so many of these rows.
+int64_t wide_stage(RowType type, int64_t rows, int64_t staged, bool deep = false);
 bool device_has(size_t threadgroup_bytes);
 // Rows and activations begin where loads of 16 bytes may.
 bool aligned_for(const Matrix& m, const float* x, int64_t x_stride);

@@ -68,7 +68,7 @@ def test_experts(kind: str, n: int, size: int) -> None:
     """Experts of one token and of several; elements of more than one segment."""
     rng = np.random.default_rng(n)
     shape = small_shape(hidden=256, expert_dim=size, n_experts=5, top_k=2)
-    experts, shared = experts_of((kind, kind, "q8_0"), 5, 256, size, rng)
+    experts, shared = experts_of((kind, kind, "q8_0"), 5, size, 256, rng)
     ids = np.sort(np.stack([rng.permutation(5)[:2] for _ in range(n)]), 1).astype(np.int32)
     weights, x = f32(rng.random((n, 2))), values_of("normal", (n, 256), rng)
     same_on_metal(shape, "bf16", lambda b: b.moe(x, ids, weights, experts, shared), checked=n == 2)
