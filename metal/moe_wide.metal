@@ -118,18 +118,15 @@ KERNEL_INLINE void down_expert(constant MoeDownParams& a, device const uchar* da
       at[j] = from[min(j0 + j, m - 1u)];
       pair[j] = list[min(j0 + j, m - 1u)];
     }
-    if (fc_rows == 1 || (fc_rows == 2 && left == 1u))
-      down_tile<W, 2, 1>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
-    else if (fc_rows == 2) down_tile<W, 2, 2>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
-    else if (left == 1u) down_tile<W, 1, 1>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
+    if (fc_rows == 1 || left == 1u) down_tile<W, 1, 1>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
     else if (left == 2u) down_tile<W, 1, 2>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
     else down_tile<W, 1, 4>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
   }
 }
 
-// y, and with MOE_EXPAND the streams: WIDE_ROWS_OF elements of at most MOE_TILE tokens by a threadgroup. Its simdgroups share the experts out
+// y, and with MOE_EXPAND the streams: WIDE_DOWN_ROWS elements of at most MOE_TILE tokens by a threadgroup. Its simdgroups share the experts out
 // among themselves; the sums are made afterwards, experts ascending, the shared one last.
-// Threadgroup memory: a.stage bytes and the sums of each simdgroup, (MOE_MAX_PAIRS + MOE_TILE) * WIDE_ROWS_OF floats, PLAN_INTS ints.
+// Threadgroup memory: a.stage bytes and the sums of each simdgroup, (MOE_MAX_PAIRS + MOE_TILE) * WIDE_DOWN_ROWS floats, PLAN_INTS ints.
 kernel void moe_down_wide(constant MoeDownParams& a [[buffer(0)]], device const uchar* routed [[buffer(1)]],
                           device const uchar* routed_scale [[buffer(2)]], device const ulong* offsets [[buffer(3)]],
                           device const uchar* shared [[buffer(4)]], device const uchar* shared_scale [[buffer(5)]],
@@ -138,7 +135,7 @@ kernel void moe_down_wide(constant MoeDownParams& a [[buffer(0)]], device const 
                           threadgroup uchar* area [[threadgroup(0)]], uint3 group [[threadgroup_position_in_grid]],
                           uint tid [[thread_index_in_threadgroup]], uint simdgroup [[simdgroup_index_in_threadgroup]],
                           uint lane [[thread_index_in_simdgroup]]) {
-  const uint of_tile = WIDE_ROWS_OF(fc_rows), kept = 64u * of_tile * min(uint(fc_rows), uint(WIDE_TOKENS)), mine = a.stage + 4u * kept;
+  const uint of_tile = uint(WIDE_DOWN_ROWS), kept = 64u * of_tile * min(uint(fc_rows), uint(WIDE_TOKENS)), mine = a.stage + 4u * kept;
   threadgroup uchar* stage = area + simdgroup * mine;
   threadgroup float* sums = (threadgroup float*)(stage + a.stage);
   threadgroup float* results = (threadgroup float*)(area + uint(WIDE_TASKS) * mine);

@@ -4,7 +4,7 @@
 // two runs of 8, and unpacks a scale for 8 or 16. The order of a product is fixed by accumulator (element mod 64) and segment, not
 // by lane: bits are equal. The accumulators of all segments meet in threadgroup memory, where the tree is made as in rows.h.
 //
-// Weights come through threadgroup memory, WIDE_CHUNK columns of all rows at a time, and two such chunks are on their way while
+// Weights come through threadgroup memory, WIDE_CHUNK columns of all rows at a time, and the next chunk is on its way while
 // one is multiplied. On NVIDIA GPUs the copy is asynchronous (cp.async), elsewhere it is a loop; docs/decisions/0008.
 #pragma once
 
@@ -12,6 +12,9 @@
 #include "wide.h"
 
 #if defined(DS4_CUDA_KERNEL)
+// One activation row is a wait for memory: 20 simdgroups a multiprocessor, at the price of registers.
+#undef DS4_BLOCKS
+#define DS4_BLOCKS (fc_rows == 1 && DS4_THREADS <= 640 ? 640 / DS4_THREADS : 1)
 // 2^23 + byte k of a word.
 KERNEL_INLINE float byte_up(uint w, uint k) { return as_type<float>(__byte_perm(w, 0x4b000000u, 0x7440u | k)); }
 // The four bytes from byte `shift` on of two words.

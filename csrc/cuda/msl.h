@@ -7,6 +7,7 @@
 #ifndef DS4_THREADS
 #define DS4_THREADS 1024
 #endif
+#define DS4_BLOCKS 1  // threadgroups of a multiprocessor that registers must leave room for; a family may ask for more
 
 typedef signed char int8_t;
 typedef unsigned char uint8_t;

@@ -58,7 +58,8 @@ void MetalBackend::moe_up(const MoeArgs& a, const ExpertTable& table, const MoeG
   // comes between them, and both count as written for what reads mid, whatever barrier comes before either.
   const auto issue = [&](bool tiles, bool wide, std::initializer_list<Argument> buffers, int64_t rows_or_groups, bool by_z) {
     const int64_t simdgroups = 2 * groups_of(up.gate.cols, kSegmentColumns), made = std::min<int64_t>(constants.rows, WIDE_TOKENS), of_tile = WIDE_ROWS_OF(constants.rows);
-    up.area = static_cast<uint32_t>(std::max<int64_t>(wide_stage(static_cast<RowType>(constants.type), constants.rows, staged_at_most(constants.rows)), 64 * of_tile * made * 4));
+    const int64_t stage = wide_stage(static_cast<RowType>(constants.type), constants.rows, staged_at_most(constants.rows));
+    up.area = static_cast<uint32_t>(std::max<int64_t>(stage, 64 * of_tile * made * 4));
     const size_t wide_bytes = static_cast<size_t>(simdgroups) * up.area + kPlanBytes + 32 * WIDE_TOKENS * sizeof(float);
     if (wide && device_has(wide_bytes)) {
       encode("moe_up_wide", constants, up, buffers, Grid{groups_of(f, of_tile), by_z ? 1 : rows_or_groups}, static_cast<int>(simdgroups) * kLanes,
@@ -179,8 +180,8 @@ void MetalBackend::moe(const MoeArgs& a) {
     constants.flags = write != nullptr ? MOE_EXPAND : 0;
     static_assert(MOE_DOWN_OUTPUTS * MOE_TILE == kLanes);
     constexpr size_t kDownBytes = kPlanBytes + (MOE_MAX_PAIRS + MOE_TILE) * MOE_DOWN_OUTPUTS * sizeof(float);
-    const int64_t of_tile = WIDE_ROWS_OF(constants.rows), made = std::min<int64_t>(constants.rows, WIDE_TOKENS), staged = staged_at_most(constants.rows);
-    down.stage = static_cast<uint32_t>(std::max(wide_stage(table->w2.type, constants.rows, staged), wide_stage(shared.w2.type, constants.rows, staged)));
+    const int64_t of_tile = WIDE_DOWN_ROWS, made = std::min<int64_t>(constants.rows, WIDE_TOKENS), staged = staged_at_most(constants.rows);
+    down.stage = static_cast<uint32_t>(std::max(wide_stage(table->w2.type, of_tile, staged), wide_stage(shared.w2.type, of_tile, staged)));
     const size_t sums = static_cast<size_t>(64 * of_tile * made) * sizeof(float);
     const size_t wide_bytes = WIDE_TASKS * (down.stage + sums) + (MOE_MAX_PAIRS + MOE_TILE) * static_cast<size_t>(of_tile) * sizeof(float) + kPlanBytes;
     const bool wide = use_wide(table->w2.type, table->w2.cols, table->w2.row_bytes, table->w2.aligned) &&
