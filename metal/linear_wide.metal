@@ -25,7 +25,7 @@ KERNEL_INLINE float wide_finished(float v) {
   return (fc_flags & LINEAR_SCORE) != 0 ? DS4_SQRT(ds4_softplus(v)) : v;
 }
 
-// WIDE_TILES times WIDE_ROWS_OF matrix rows (x), up to 8 activation rows (y). Columns are a multiple of WIDE_CHUNK, groups one of
+// a.tiles times WIDE_ROWS_OF matrix rows (x), up to 8 activation rows (y). Columns are a multiple of WIDE_CHUNK, groups one of
 // WIDE_ROWS_OF.
 // Threadgroup memory: a.area bytes for each simdgroup, then a float for each product.
 kernel void linear_wide(constant LinearParams& a [[buffer(0)]], device const uchar* data [[buffer(1)]], device const uchar* scale [[buffer(2)]],
@@ -34,7 +34,7 @@ kernel void linear_wide(constant LinearParams& a [[buffer(0)]], device const uch
                         device const float* comb [[buffer(9)]], threadgroup uchar* area [[threadgroup(0)]],
                         uint3 group [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
                         uint simdgroup [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-  const uint segments = (a.cols + kSegment - 1u) / kSegment, tiles = WIDE_TILES(segments), simdgroups = segments * tiles, of_tile = WIDE_ROWS_OF(fc_rows);
+  const uint segments = (a.cols + kSegment - 1u) / kSegment, tiles = a.tiles, simdgroups = segments * tiles, of_tile = WIDE_ROWS_OF(fc_rows);
   const uint r0 = group.x * tiles * of_tile, i0 = group.y * uint(LINEAR_TILE), r = r0 + simdgroup / segments * of_tile;
   threadgroup float* results = (threadgroup float*)(area + simdgroups * a.area);
   uint rows = 0u;  // activation rows that the kernel is made for

@@ -18,7 +18,7 @@
 #define WIDE_PITCH_Q8_0 288
 #define WIDE_PITCH_Q4_K 160
 #define WIDE_PITCH_MXFP4 160
-// Tiles of WIDE_ROWS_OF rows that a threadgroup of linear_wide makes, each with a simdgroup for every segment.
+// Tiles of WIDE_ROWS_OF rows that a threadgroup of linear_wide makes at most, each with a simdgroup for every segment.
 #define WIDE_TILES(segments) ((segments) >= 4u ? 1u : 4u / (segments))
 
 // A bit of fc_flags, beside those of the kernels that use these products.

@@ -102,11 +102,16 @@ LinearRun linear_run(const Matrix& m, LinearParams& args, int flags, const float
   const int64_t segments = groups_of(m.cols, kSegmentColumns);
   const bool aligned = aligned_for(m, x + args.x_at, args.x_stride) && args.group_x % 4 == 0 && (group_rows == rows || group_rows % WIDE_ROWS_OF(1) == 0);
   if (use_wide(m.type, m.cols, m.row_bytes, aligned)) {
-    const int64_t made = made_for(run.constants.rows), of_tile = WIDE_ROWS_OF(made);
-    const int64_t tiles = WIDE_TILES(static_cast<uint32_t>(segments)), sums = 64 * of_tile * made * 4;
-    const bool deep = groups_of(rows, of_tile) * segments <= kFewSimdgroups;
-    args.area = static_cast<uint32_t>(std::max(wide_stage(m.type, made, made <= WIDE_STAGED_ROWS ? made : 0, deep), sums));
-    run.threadgroup_bytes = static_cast<size_t>(tiles * segments * args.area + tiles * of_tile * made * 4);
+    const int64_t made = made_for(run.constants.rows), of_tile = WIDE_ROWS_OF(made), sums = 64 * of_tile * made * 4;
+    const int64_t staged = made <= WIDE_STAGED_ROWS ? made : 0;
+    const bool deep = groups_of(rows, of_tile) * segments <= kFewSimdgroups &&
+                      device_has(static_cast<size_t>(segments * (wide_stage(m.type, made, staged, true) + of_tile * made * 4)));
+    args.area = static_cast<uint32_t>(std::max(wide_stage(m.type, made, staged, deep), sums));
+    const size_t of_one = static_cast<size_t>(segments * args.area + of_tile * made * 4);
+    int64_t tiles = WIDE_TILES(static_cast<uint32_t>(segments));
+    while (tiles > 1 && !device_has(static_cast<size_t>(tiles) * of_one)) --tiles;
+    args.tiles = static_cast<uint32_t>(tiles);
+    run.threadgroup_bytes = static_cast<size_t>(tiles) * of_one;
     if (device_has(run.threadgroup_bytes)) {
       run.kernel = "linear_wide";
       run.constants.flags |= deep ? WIDE_DEEP : 0;

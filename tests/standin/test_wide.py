@@ -8,7 +8,7 @@ import pytest
 from ds4v41 import OptionError, _ext
 from tests.ops.support import MODES, f32, random_stored, rope_of, small_shape, values_of
 
-from .both import needs_standin, same_on_metal
+from .both import CUDA, needs_standin, same_on_metal
 from .test_layer_ops import coefficients, experts_of, streams
 
 pytestmark = needs_standin
@@ -35,7 +35,7 @@ def test_row_products(kind: str, n: int, cols: int, vocab: int) -> None:
     same_on_metal(
         small_shape(hidden=cols, vocab=vocab), "bf16", lambda b: b.head(*arguments), checked=cols == 256
     )
-    assert used("linear_wide") > before
+    assert (used("linear_wide") > before) == (CUDA or not (kind == "q8_0" and cols == 5120))
 
 
 @pytest.mark.parametrize("kind", KINDS)
