@@ -47,7 +47,14 @@ def at_depth(model: Model, context: int, steps: int) -> dict[str, Any]:
         session.step([5] * 6)
         six = median_ms(lambda i: session.step([7 + i, 8, 9, 10, 11, 12]), max(3, steps // 3))
         times += kernel_times(lambda: session.step([9] * 6), 1)
-    return {"context": context, "one_row_ms": one, "six_rows_ms": six, "tok_s": 1e3 / one, **counts, **({"times": times} if times else {})}
+    return {
+        "context": context,
+        "one_row_ms": one,
+        "six_rows_ms": six,
+        "tok_s": 1e3 / one,
+        **counts,
+        **({"times": times} if times else {}),
+    }
 
 
 def kernel_times(work: Any, runs: int) -> list[dict[str, Any]]:

@@ -167,7 +167,7 @@ Driver::Driver() {
   limits_.minor = attribute(76);
   limits_.shared_bytes = attribute(97);
   check(api.DeviceTotalMem(&limits_.memory, device), "reading the device's memory");
-  // Asked for, because no GPU has run it yet (docs/cuda.md). Drivers that do not know the question cannot do it.
+  // Asked for, because its tests do not pass on a GPU yet (docs/cuda.md). Drivers that do not know the question cannot do it.
   const char* asked = std::getenv("DS4_CUDA_JOIN");
   int waits = 0;
   limits_.stream_waits = asked != nullptr && std::strcmp(asked, "1") == 0 && api.DeviceGetAttribute(&waits, 122, device) == 0 && waits != 0;

@@ -1,4 +1,4 @@
-"""Products in which four lanes share a matrix row (metal/wide_rows.h): Metal gives the CPU's bits, whatever the sizes."""
+"""Products in which four lanes share a matrix row (metal/wide_rows.h): Metal gives the CPU's bits."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def test_row_products(kind: str, n: int, cols: int, vocab: int) -> None:
     matrix, (stream, mix) = random_stored(kind, vocab, cols, rng), streams(rng, n, cols)
     arguments = (stream, mix, f32(rng.normal(size=cols)), matrix.argument())
     before = used("linear_wide")
-    same_on_metal(
-        small_shape(hidden=cols, vocab=vocab), "bf16", lambda b: b.head(*arguments), checked=cols == 256
-    )
+    same_on_metal(small_shape(hidden=cols, vocab=vocab), "bf16", lambda b: b.head(*arguments), checked=cols == 256)
     assert (used("linear_wide") > before) == (CUDA or not (kind == "q8_0" and cols == 5120))
 
 
