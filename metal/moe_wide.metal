@@ -91,12 +91,12 @@ kernel void moe_up_wide(constant MoeUpParams& a [[buffer(0)]], device const ucha
 
 // Rounded products of WIDE_GROUPS R rows of one expert with the middle rows of N pairs (or tokens) into results[pair][row].
 template <class W, int R, int N>
-KERNEL_INLINE void down_tile(device const uchar* data, MoeMatrix matrix, uint rows, uint d, device const float* mid, thread const uint* at,
+KERNEL_INLINE void down_tile(device const uchar* data, uint row_bytes, uint cols, uint rows, uint d, device const float* mid, thread const uint* at,
                              thread const uint* pair, uint m, threadgroup uchar* stage, threadgroup float* sums, threadgroup float* results,
                              uint lane) {
-  const uint segments = (matrix.cols + kSegment - 1u) / kSegment;
+  const uint segments = (cols + kSegment - 1u) / kSegment;
   for (uint s = 0u; s < segments; ++s)
-    expert_tile<W, R, N>(data, uint(matrix.row_bytes), rows, d, mid, at, matrix.cols, s, stage, sums, s > 0u, lane);
+    expert_tile<W, R, N>(data, row_bytes, rows, d, mid, at, cols, s, stage, sums, s > 0u, lane);
   simdgroup_barrier(mem_flags::mem_threadgroup);
   for (uint j = 0u; j < m; ++j)
     for (uint row = 0u; row < uint(WIDE_GROUPS * R); ++row) {
@@ -108,7 +108,7 @@ KERNEL_INLINE void down_tile(device const uchar* data, MoeMatrix matrix, uint ro
 
 // The pairs (or tokens) of one expert, WIDE_TOKENS at a time.
 template <class W>
-KERNEL_INLINE void down_expert(constant MoeDownParams& a, device const uchar* data, MoeMatrix matrix, uint d, device const float* mid,
+KERNEL_INLINE void down_expert(constant MoeDownParams& a, device const uchar* data, uint row_bytes, uint cols, uint d, device const float* mid,
                                thread const uint* list, thread const uint* from, uint m, threadgroup uchar* stage, threadgroup float* sums,
                                threadgroup float* results, uint lane) {
   for (uint j0 = 0u; j0 < m; j0 += uint(WIDE_TOKENS)) {
@@ -118,9 +118,9 @@ KERNEL_INLINE void down_expert(constant MoeDownParams& a, device const uchar* da
       at[j] = from[min(j0 + j, m - 1u)];
       pair[j] = list[min(j0 + j, m - 1u)];
     }
-    if (fc_rows == 1 || left == 1u) down_tile<W, 1, 1>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
-    else if (left == 2u) down_tile<W, 1, 2>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
-    else down_tile<W, 1, 4>(data, matrix, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
+    if (fc_rows == 1 || left == 1u) down_tile<W, 1, 1>(data, row_bytes, cols, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
+    else if (left == 2u) down_tile<W, 1, 2>(data, row_bytes, cols, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
+    else down_tile<W, 1, 4>(data, row_bytes, cols, a.hidden, d, mid, at, pair, left, stage, sums, results, lane);
   }
 }
 
@@ -146,7 +146,7 @@ kernel void moe_down_wide(constant MoeDownParams& a [[buffer(0)]], device const 
   for (uint place = simdgroup; place < uint(plan[0]); place += uint(WIDE_TASKS)) {
     const uint m = pairs_of(plan, place, pairs, list), e = uint(plan[1u + place]);
     for (uint j = 0u; j < uint(MOE_TILE); ++j) from[j] = ((list[j] / a.top_k) * slots + list[j] % a.top_k) * a.expert_dim;
-#define DS4_DOWN(W) down_expert<W>(a, routed + offsets[2u * e], a.routed, d, mid, list, from, m, stage, sums, results, lane)
+#define DS4_DOWN(W) down_expert<W>(a, routed + offsets[2u * e], uint(a.routed.row_bytes), a.routed.cols, d, mid, list, from, m, stage, sums, results, lane)
     DS4_WITH_WIDE_TYPE(fc_type, DS4_DOWN);
 #undef DS4_DOWN
   }
@@ -156,7 +156,7 @@ kernel void moe_down_wide(constant MoeDownParams& a [[buffer(0)]], device const 
       from[j] = (token * slots + a.top_k) * a.expert_dim;
       list[j] = uint(MOE_MAX_PAIRS) + token;
     }
-#define DS4_SHARED(W) down_expert<W>(a, shared, a.shared, d, mid, list, from, tokens, stage, sums, results, lane)
+#define DS4_SHARED(W) down_expert<W>(a, shared, uint(a.shared.row_bytes), a.shared.cols, d, mid, list, from, tokens, stage, sums, results, lane)
     DS4_WITH_WIDE_TYPE(fc_type2, DS4_SHARED);
 #undef DS4_SHARED
   }
