@@ -78,7 +78,7 @@ def nvcc() -> str | None:
 
 
 # nvcc has no -default-device: member functions, which alone carry no annotation, get theirs here.
-MEMBER = re.compile(r"^( +(?:template <[^>]*> )?)(?=[\w:][^;{}()=]* \w+\([^;{}]*\) const \{)", re.MULTILINE)
+MEMBER = re.compile(r"^( +(?:template <[^>]*> )?)(?=[\w:][^;{}()=]* \w+\([^;{}]*\) (?:const )?\{)", re.MULTILINE)
 
 
 @pytest.mark.parametrize("family", [p.stem for p in FAMILIES])
