@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from pathlib import Path
@@ -42,9 +43,27 @@ def at_depth(model: Model, context: int, steps: int) -> dict[str, Any]:
             after = _ext.metal_counters()
             names = ("dispatches", "levels", "command_buffers", "waits")
             counts = {name: (after[name] - before[name]) / steps for name in names}
+        times = kernel_times(lambda: [session.step([9]) for _ in range(3)], 3)
         session.step([5] * 6)
         six = median_ms(lambda i: session.step([7 + i, 8, 9, 10, 11, 12]), max(3, steps // 3))
-    return {"context": context, "one_row_ms": one, "six_rows_ms": six, "tok_s": 1e3 / one, **counts}
+        times += kernel_times(lambda: session.step([9] * 6), 1)
+    return {
+        "context": context,
+        "one_row_ms": one,
+        "six_rows_ms": six,
+        "tok_s": 1e3 / one,
+        **counts,
+        **({"times": times} if times else {}),
+    }
+
+
+def kernel_times(work: Any, runs: int) -> list[dict[str, Any]]:
+    """With DS4_CUDA_TIMES=1 (docs/cuda.md): what every kernel took of the device, a run."""
+    if os.environ.get("DS4_CUDA_TIMES") != "1" or not hasattr(_ext, "cuda_times"):
+        return []
+    _ext.cuda_times()
+    work()
+    return [{"launch": launch, "dispatches": n / runs, "us": 1e6 * s / runs} for launch, n, s in _ext.cuda_times()]
 
 
 def prefill(model: Model, n: int) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def entry(k: Kernel) -> str:
     )
     call = f"{k.function}<{k.arguments}>" if k.arguments else k.function
     only = f"ds4_{k.host}"
-    return (f'extern "C" __global__ void __launch_bounds__(DS4_THREADS) {only}({", ".join(takes)}) '
+    return (f'extern "C" __global__ void __launch_bounds__(DS4_THREADS, DS4_BLOCKS) {only}({", ".join(takes)}) '
             f"{{ {shared}{call}({', '.join(gives)}); }}")  # fmt: skip
 
 

@@ -24,6 +24,7 @@ struct LinearParams {
   uint32_t head_dim, rope_dim;   // LINEAR_ROTATE
   uint32_t streams;              // LINEAR_EXPAND
   uint32_t x_at, out_at;         // floats in front of the first row
+  uint32_t area, tiles;          // linear_wide: bytes of threadgroup memory of a simdgroup, tiles of a threadgroup
 };
 
 struct QuantiseParams {

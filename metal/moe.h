@@ -39,6 +39,7 @@ struct MoeUpParams {
   uint32_t n, top_k, expert_dim, hidden;
   float limit;
   uint32_t pairs_at;  // where the list of pairs begins (MOE_MANY)
+  uint32_t area, zero;  // moe_up_wide: bytes of threadgroup memory of a simdgroup
 };
 
 struct MoeGroupParams {
@@ -59,5 +60,6 @@ struct MoeSumParams {
 
 struct MoeDownParams {
   struct MoeMatrix routed, shared;
-  uint32_t n, top_k, expert_dim, hidden, streams, zero;
+  uint32_t n, top_k, expert_dim, hidden, streams;
+  uint32_t stage;  // moe_down_wide: bytes of threadgroup memory in which a simdgroup stages weights
 };

@@ -18,6 +18,9 @@
 #ifdef DS4_METAL
 #include "metal_host/metal.h"
 #endif
+#ifdef DS4_CUDA
+#include "cuda/times.h"
+#endif
 
 namespace ds4::py {
 
@@ -242,6 +245,16 @@ void bind_model(nb::module_& m) {
       },
       "What the Metal back ends of this process issued so far: dispatches, levels of them that had to wait for each other, "
       "command buffers, waits; and (dispatches, levels that they opened) by kernel.");
+#endif
+#ifdef DS4_CUDA
+  m.def(
+      "cuda_times",
+      [] {
+        nb::list all;
+        for (const cuda::KernelTime& t : cuda::take_times()) all.append(nb::make_tuple(t.launch, t.dispatches, t.seconds));
+        return all;
+      },
+      "With DS4_CUDA_TIMES=1: (kernel [function constants] grid, dispatches, seconds of the device) since it was last called, longest first.");
 #endif
   m.def("matrix_missing", &cpu::matrix_missing, nb::arg("isa"), "Why this instruction set has no fast matrix class here; empty when it has.");
   m.def(

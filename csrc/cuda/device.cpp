@@ -172,6 +172,7 @@ Function* Library::newFunction(const NS::String* name, const FunctionConstantVal
         std::string text = v.type == DataTypeUInt ? std::to_string(v.bits) + "u" : std::to_string(static_cast<int32_t>(v.bits));
         if (v.type == DataTypeFloat) text = "__uint_as_float(" + std::to_string(v.bits) + "u)";
         state->definitions.push_back("-DDS4_CONSTANT_" + std::to_string(v.index) + "=" + text);
+        state->values += (state->values.empty() ? "" : ",") + text;
       }
     return new Function(state);
   }

@@ -49,6 +49,7 @@ class Driver {
   bool done(Event e) const;  // throws when what came before it failed
   void synchronize(Event e) const;
   double seconds(Event begin, Event end) const;
+  void wait_event(Stream s, Event e) const;  // what comes in s waits for what e was last recorded behind
   void wait_value(Stream s, DevicePtr p, uint64_t at_least) const;
   void write_value(Stream s, DevicePtr p, uint64_t value) const;
 

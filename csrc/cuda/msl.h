@@ -7,6 +7,7 @@
 #ifndef DS4_THREADS
 #define DS4_THREADS 1024
 #endif
+#define DS4_BLOCKS 1  // threadgroups of a multiprocessor that registers must leave room for; a family may ask for more
 
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -266,6 +267,19 @@ DS4_DEVICE bool atomic_compare_exchange_weak_explicit(atomic<T>* p, T* expected,
   *expected = old;
   return same;
 }
+
+// ---------------------------------------------------------------- copies into threadgroup memory that a thread does not wait for
+
+DS4_DEVICE uint ds4_shared_address(const void* p) { return uint(__cvta_generic_to_shared(p)); }
+DS4_DEVICE void ds4_copy_16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(ds4_shared_address(to)), "l"(from) : "memory");
+}
+DS4_DEVICE void ds4_copy_8(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(ds4_shared_address(to)), "l"(from) : "memory");
+}
+// Copies since the last end are a group; waits until at most N groups of this thread are on their way.
+DS4_DEVICE void ds4_copies_end() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DS4_DEVICE void ds4_copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // ---------------------------------------------------------------- built-ins
 

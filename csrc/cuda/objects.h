@@ -1,9 +1,9 @@
 // What is behind the classes of Metal.hpp when they run on an NVIDIA GPU.
 //
 // The host code of the Metal back end (csrc/metal_host) is used as it is: a queue is a stream, shared buffers are managed
-// memory, and buffers over mapped weights are copies on the device, made when the model is opened. A dispatch is launched
-// when it is encoded, not at commit, so that the device works while the host encodes; a command buffer that is dropped
-// without commit waits for what it launched.
+// memory, and buffers over mapped weights are copies on the device, made when the model is opened. Dispatches are launched
+// at the barrier that follows them, not at commit, so that the device works while the host encodes; a command buffer that is
+// dropped without commit waits for what it launched. Dispatches between two barriers of a concurrent encoder run beside each other.
 #pragma once
 
 #include <Metal/Metal.hpp>
@@ -15,12 +15,14 @@
 
 #include "cuda/driver.h"
 #include "cuda/kernels.h"
+#include "cuda/times.h"
 
 namespace MTL {
 
 struct Function::State {
   const ds4::cuda::Kernel* kernel = nullptr;
   std::vector<std::string> definitions;  // of the function constants
+  std::string values;                    // of the same, for who reads times
   // Compiled for a number of threads when first launched with it.
   ds4::cuda::Function compiled(unsigned threads) const;
 
@@ -36,7 +38,12 @@ struct SharedEvent::State {
 };
 
 struct CommandQueue::State {
+  static constexpr int kSides = 3;
   ds4::cuda::Stream stream = nullptr;
+  // For dispatches that may run beside others: streams that start behind `begin` and end with their `done`.
+  ds4::cuda::Stream side[kSides] = {};
+  ds4::cuda::Event begin = nullptr, done[kSides] = {};
+  State();
   ~State();
 };
 
@@ -47,6 +54,7 @@ struct Launch {
   uint32_t n_words = 0;
   void* params[40];
   int n_params = 0;
+  ds4::cuda::Function function = nullptr;
   bool add(const void* bytes, size_t n);  // false: too many
 };
 
@@ -58,6 +66,7 @@ struct CommandBuffer::State {
   std::string problem;  // told at commit
   CommandBufferStatus status = CommandBufferStatusNotEnqueued;
   ds4::cuda::Event begin = nullptr, end = nullptr;
+  std::vector<ds4::cuda::Timed> timed;  // its launches, where they are timed (times.h)
   NS::Error* error = nullptr;
   NS::SharedPtr<NS::String> label;
   void begin_work();

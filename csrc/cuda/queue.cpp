@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <thread>
 
 #include "base/error.h"
@@ -29,9 +30,26 @@ bool SharedEvent::waitUntilSignaledValue(uint64_t value, uint64_t milliseconds) 
 
 // ---------------------------------------------------------------- queues
 
-CommandQueue::CommandQueue(NS::UInteger) : state_(std::make_shared<State>()) { state_->stream = Driver::get().new_stream(); }
+CommandQueue::CommandQueue(NS::UInteger) : state_(std::make_shared<State>()) {}
 CommandQueue::~CommandQueue() = default;
-CommandQueue::State::~State() { Driver::get().free_stream(stream); }
+CommandQueue::State::State() {
+  const Driver& driver = Driver::get();
+  stream = driver.new_stream();
+  begin = driver.new_event(false);
+  for (int i = 0; i < kSides; ++i) {
+    side[i] = driver.new_stream();
+    done[i] = driver.new_event(false);
+  }
+}
+CommandQueue::State::~State() {
+  const Driver& driver = Driver::get();
+  for (int i = 0; i < kSides; ++i) {
+    driver.free_stream(side[i]);
+    driver.free_event(done[i]);
+  }
+  driver.free_event(begin);
+  driver.free_stream(stream);
+}
 Device* CommandQueue::device() const { return CreateSystemDefaultDevice()->autorelease(); }
 void CommandQueue::addResidencySet(const ResidencySet*) {}
 void CommandQueue::removeResidencySet(const ResidencySet*) {}
@@ -53,6 +71,10 @@ CommandBuffer::~CommandBuffer() {
 }
 CommandBuffer::State::~State() {
   if (error != nullptr) error->release();
+  for (const Timed& t : timed) {
+    Driver::get().free_event(t.begin);
+    Driver::get().free_event(t.end);
+  }
   if (begin != nullptr) Driver::get().free_event(begin);
   if (end != nullptr) Driver::get().free_event(end);
 }
@@ -68,6 +90,7 @@ void CommandBuffer::State::begin_work() {
 }
 
 void CommandBuffer::State::finish(std::string reason) {
+  if (reason.empty()) add_times(timed);
   status = reason.empty() ? CommandBufferStatusCompleted : CommandBufferStatusError;
   if (!reason.empty()) error = new NS::Error(std::move(reason));
   buffers.clear();
@@ -167,7 +190,32 @@ struct ComputeCommandEncoder::State {
       target().problem = "[cuda] " + (function ? "kernel " + std::string(function->kernel->name) + ": " : std::string()) + text;
   }
   bool bind(Launch& l);
+  // Launches since the last barrier, which nothing orders. A launch points into itself, so it stays where it is.
+  std::deque<Launch> waiting;
+  void launch_waiting();
 };
+
+// The first goes into the queue's stream, the others beside it; what follows waits for all.
+void ComputeCommandEncoder::State::launch_waiting() {
+  if (waiting.empty()) return;
+  try_or_note(target(), [&] {
+    const Driver& driver = Driver::get();
+    const CommandQueue::State& q = *target().queue;
+    const size_t sides = std::min<size_t>(waiting.size() - 1, CommandQueue::State::kSides);
+    if (sides > 0) driver.record(q.begin, q.stream);
+    for (size_t i = 0; i < sides; ++i) driver.wait_event(q.side[i], q.begin);
+    for (size_t i = 0; i < waiting.size(); ++i) {
+      Launch& l = waiting[i];
+      const size_t place = i % (sides + 1);
+      driver.launch(l.function, l.grid, l.block, l.shared_bytes, place == 0 ? q.stream : q.side[place - 1], l.params);
+    }
+    for (size_t i = 0; i < sides; ++i) {
+      driver.record(q.done[i], q.side[i]);
+      driver.wait_event(q.stream, q.done[i]);
+    }
+  });
+  waiting.clear();
+}
 
 bool Launch::add(const void* bytes, size_t n) {
   n_words = (n_words + 1) / 2 * 2;  // argument structs may hold vectors of 16 bytes
@@ -227,6 +275,20 @@ bool ComputeCommandEncoder::State::bind(Launch& l) {
   return true;
 }
 
+namespace {
+
+constexpr unsigned kPlainShared = 48u << 10;  // a kernel may have more threadgroup memory when it is asked for
+
+void begin_timing(CommandBuffer::State& buffer, const Function::State& function, const Launch& l) {
+  const Driver& driver = Driver::get();
+  std::string name = std::string(function.kernel->name) + " [" + function.values + "]";
+  for (int i = 0; i < 3; ++i) name += (i == 0 ? " " : "x") + std::to_string(l.grid[i]);
+  buffer.timed.push_back({std::move(name), driver.new_event(true), driver.new_event(true)});
+  driver.record(buffer.timed.back().begin, buffer.queue->stream);
+}
+
+}  // namespace
+
 void ComputeCommandEncoder::dispatchThreadgroups(Size groups, Size threads) {
   State& s = *state_;
   if (!s.function) return s.problem("dispatch without a pipeline state");
@@ -236,11 +298,15 @@ void ComputeCommandEncoder::dispatchThreadgroups(Size groups, Size threads) {
     return s.problem("a grid of " + std::to_string(groups.width) + " x " + std::to_string(groups.height) + " x " + std::to_string(groups.depth) +
                      " threadgroups; expected at most 2^31 - 1 x 65,535 x 65,535");
   try_or_note(s.target(), [&] {
-    Launch l;
+    Launch& l = s.waiting.emplace_back();
     l.grid[0] = static_cast<unsigned>(groups.width), l.grid[1] = static_cast<unsigned>(groups.height), l.grid[2] = static_cast<unsigned>(groups.depth);
     l.block[0] = static_cast<unsigned>(threads.width), l.block[1] = static_cast<unsigned>(threads.height), l.block[2] = static_cast<unsigned>(threads.depth);
-    const ds4::cuda::Function function = s.function->compiled(static_cast<unsigned>(n));
-    if (s.bind(l)) Driver::get().launch(function, l.grid, l.block, l.shared_bytes, s.target().queue->stream, l.params);
+    l.function = s.function->compiled(static_cast<unsigned>(n));
+    if (!s.bind(l)) return s.waiting.pop_back();
+    if (l.shared_bytes > kPlainShared) Driver::get().allow_shared(l.function, static_cast<int>(l.shared_bytes));
+    if (timing()) begin_timing(s.target(), *s.function, l);
+    if (timing() || s.type == DispatchTypeSerial) s.launch_waiting();
+    if (timing()) Driver::get().record(s.target().timed.back().end, s.target().queue->stream);
   });
 }
 
@@ -253,9 +319,9 @@ void ComputeCommandEncoder::dispatchThreads(Size grid, Size threads) {
   dispatchThreadgroups(Size(grid.width / threads.width, grid.height / threads.height, grid.depth / threads.depth), threads);
 }
 
-void ComputeCommandEncoder::memoryBarrier(BarrierScope) {}  // launches of a stream are ordered
-void ComputeCommandEncoder::memoryBarrier(const Resource* const[], NS::UInteger) {}
+void ComputeCommandEncoder::memoryBarrier(BarrierScope) { state_->launch_waiting(); }
+void ComputeCommandEncoder::memoryBarrier(const Resource* const[], NS::UInteger) { state_->launch_waiting(); }
 void ComputeCommandEncoder::useResource(const Resource*, ResourceUsage) {}
-void ComputeCommandEncoder::endEncoding() {}
+void ComputeCommandEncoder::endEncoding() { state_->launch_waiting(); }
 
 }  // namespace MTL

@@ -30,7 +30,7 @@ void MetalBackend::attn_query(const AttnQueryArgs& a) {
   LinearParams params = linear_params(m, 0, m.rows, a.n, s_.q_rank, width);
   params.head_dim = static_cast<uint32_t>(s_.head_dim);
   params.rope_dim = static_cast<uint32_t>(s_.rope_dim);
-  const LinearRun run = linear_run(m, m.rows, a.n, LINEAR_ROTATE | (round_ ? LINEAR_ROUND : 0));
+  const LinearRun run = linear_run(m, params, LINEAR_ROTATE | (round_ ? LINEAR_ROUND : 0), a.qr);
   encode(run.kernel, run.constants, params,
          {fixed(m.data), fixed(scales(m)), reads(a.qr, a.n * int64_t{s_.q_rank}), writes(a.q, a.n * width), reads(a.rope.cos, a.n * half),
           reads(a.rope.sin, a.n * half), absent(), absent(), absent()},
@@ -47,7 +47,7 @@ void MetalBackend::attn_out(const AttnOutArgs& a) {
     LinearParams params = linear_params(m, 0, m.rows, a.n, low, d);
     params.streams = static_cast<uint32_t>(c);
     const int flags = (round_ ? LINEAR_ROUND : 0) | (write != nullptr ? LINEAR_EXPAND : 0);
-    const LinearRun run = linear_run(m, m.rows, a.n, flags);
+    const LinearRun run = linear_run(m, params, flags, a.low);
     encode(run.kernel, run.constants, params,
            {fixed(m.data), fixed(scales(m)), reads(a.low, a.n * low), writes(a.y, a.n * d), absent(), absent(),
             write != nullptr ? updates(write->stream, a.n * c * d) : absent(), write != nullptr ? reads(write->post, a.n * c) : absent(),

@@ -15,7 +15,7 @@ void MetalBackend::index_query(const IndexQueryArgs& a) {
   LinearParams product = linear_params(a.w->wq_b, 0, static_cast<int>(width), a.n, s_.q_rank, width);
   product.head_dim = static_cast<uint32_t>(dim);
   product.rope_dim = static_cast<uint32_t>(s_.rope_dim);
-  const LinearRun run = linear_run(a.w->wq_b, static_cast<int>(width), a.n, LINEAR_ROTATE | (round_ ? LINEAR_ROUND : 0));
+  const LinearRun run = linear_run(a.w->wq_b, product, LINEAR_ROTATE | (round_ ? LINEAR_ROUND : 0), a.qr);
   encode(run.kernel, run.constants, product,
          {fixed(a.w->wq_b.data), fixed(scales(a.w->wq_b)), reads(a.qr, n * s_.q_rank), writes(q, n * width), reads(a.rope.cos, n * half),
           reads(a.rope.sin, n * half), absent(), absent(), absent()},

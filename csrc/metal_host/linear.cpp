@@ -32,9 +32,17 @@ namespace {
 constexpr int64_t kEnoughTiles = 64;
 // Matrix rows that occupy it: two make a simdgroup's work, and a simdgroup that waits for memory needs others beside it.
 constexpr int kEnoughRows = 8192;
+// Simdgroups of linear_wide that leave it waiting for memory: each then has more on its way.
+constexpr int64_t kFewSimdgroups = 600;
 
 // Activation rows that a kernel is made for (metal/linear.metal).
 int made_for(int n) { return n <= 2 ? n : n <= 4 ? 4 : n <= 6 ? 6 : 8; }
+
+#ifdef DS4_CUDA
+constexpr bool kWideUnasked = true;
+#else
+constexpr bool kWideUnasked = false;
+#endif
 
 }  // namespace
 
@@ -48,12 +56,38 @@ bool use_tiles(int64_t n, int64_t tiles) {
   throw OptionError(std::string("[metal] DS4_METAL_TILES: expected always or never, found '") + std::string(wish).substr(0, 80) + "'");
 }
 
+// DS4_METAL_WIDE=always or never overrides it. Only NVIDIA's GPUs have run these kernels, so only there they are taken unasked.
+bool use_wide(RowType type, int64_t cols, int64_t row_bytes, bool aligned) {
+  const bool fits = wide_pitch(type) > 0 && cols % WIDE_CHUNK == 0 && cols <= int64_t{WIDE_SEGMENTS} * kSegmentColumns && aligned &&
+                    row_bytes % (type == RowType::mxfp4 ? 8 : 16) == 0;
+  const char* wish = std::getenv("DS4_METAL_WIDE");
+  if (wish == nullptr) return fits && kWideUnasked;
+  if (std::strcmp(wish, "always") == 0) return fits;
+  if (std::strcmp(wish, "never") == 0) return false;
+  throw OptionError(std::string("[metal] DS4_METAL_WIDE: expected always or never, found '") + wish + "'");
+}
+
+int64_t wide_pitch(RowType type) {
+  return type == RowType::q8_0 ? WIDE_PITCH_Q8_0 : type == RowType::q4_k ? WIDE_PITCH_Q4_K : type == RowType::mxfp4 ? WIDE_PITCH_MXFP4 : 0;
+}
+
+int64_t wide_stage(RowType type, int64_t rows, int64_t staged, bool deep) {
+  return (deep ? WIDE_DEEP_STAGES : WIDE_STAGES) * (WIDE_ROWS_OF(rows) * wide_pitch(type) + staged * WIDE_X);
+}
+
+bool device_has(size_t threadgroup_bytes) { return threadgroup_bytes <= Device::get().device()->maxThreadgroupMemoryLength(); }
+
+bool aligned_for(const Matrix& m, const float* x, int64_t x_stride) {
+  return reinterpret_cast<uintptr_t>(m.data) % 16 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0 && x_stride % 4 == 0;
+}
+
 int tile_flags(int64_t cols) { return cols > kSegmentColumns ? TILE_FOLDS : 0; }
 
-LinearRun linear_run(const Matrix& m, int rows, int n, int flags, int group_rows) {
+LinearRun linear_run(const Matrix& m, LinearParams& args, int flags, const float* x) {
+  const int rows = static_cast<int>(args.rows), n = static_cast<int>(args.n), group_rows = static_cast<int>(args.group_rows);
   LinearRun run{};
   run.constants.type = static_cast<int32_t>(m.type);
-  const int64_t of_group = group_rows > 0 ? group_rows : rows;
+  const int64_t of_group = group_rows;
   const int64_t blocks = groups_of(rows, of_group) * groups_of(of_group, TILE_OUTPUTS), tokens = groups_of(n, TILE_TOKENS);
   if (use_tiles(n, blocks * tokens)) {
     run.kernel = "linear_many";
@@ -66,6 +100,27 @@ LinearRun linear_run(const Matrix& m, int rows, int n, int flags, int group_rows
   run.constants.rows = tile_rows(n);
   run.constants.flags = flags;
   const int64_t segments = groups_of(m.cols, kSegmentColumns);
+  const bool aligned = aligned_for(m, x + args.x_at, args.x_stride) && args.group_x % 4 == 0 && (group_rows == rows || group_rows % WIDE_ROWS_OF(1) == 0);
+  if (use_wide(m.type, m.cols, m.row_bytes, aligned)) {
+    const int64_t made = made_for(run.constants.rows), of_tile = WIDE_ROWS_OF(made), sums = 64 * of_tile * made * 4;
+    const int64_t staged = made <= WIDE_STAGED_ROWS ? made : 0;
+    const bool deep = groups_of(rows, of_tile) * segments <= kFewSimdgroups &&
+                      device_has(static_cast<size_t>(segments * (wide_stage(m.type, made, staged, true) + of_tile * made * 4)));
+    args.area = static_cast<uint32_t>(std::max(wide_stage(m.type, made, staged, deep), sums));
+    const size_t of_one = static_cast<size_t>(segments * args.area + of_tile * made * 4);
+    int64_t tiles = WIDE_TILES(static_cast<uint32_t>(segments));
+    while (tiles > 1 && !device_has(static_cast<size_t>(tiles) * of_one)) --tiles;
+    args.tiles = static_cast<uint32_t>(tiles);
+    run.threadgroup_bytes = static_cast<size_t>(tiles) * of_one;
+    if (device_has(run.threadgroup_bytes)) {
+      run.kernel = "linear_wide";
+      run.constants.flags |= deep ? WIDE_DEEP : 0;
+      run.grid = {groups_of(rows, tiles * of_tile), groups_of(n, LINEAR_TILE)};
+      run.threads = static_cast<int>(tiles * segments) * kLanes;
+      return run;
+    }
+    run.threadgroup_bytes = 0;
+  }
   if (rows <= kEnoughRows && segments > 1 && segments <= LINEAR_SPLIT) {
     const int64_t together = LINEAR_SPLIT / segments;
     run.kernel = "linear_split";
@@ -87,7 +142,7 @@ void MetalBackend::linear(const Product& p, int n) {
     args.group_rows = static_cast<uint32_t>(p.group_rows);
     args.group_x = static_cast<uint32_t>(p.group_x);
   }
-  const LinearRun run = linear_run(*p.m, p.rows, n, p.round && round_ ? LINEAR_ROUND : 0, p.group_rows);
+  const LinearRun run = linear_run(*p.m, args, p.round && round_ ? LINEAR_ROUND : 0, p.x);
   encode(run.kernel, run.constants, args,
          {fixed(p.m->data), fixed(scales(*p.m)), reads(p.x, n * p.x_stride), writes(p.out, (n - 1) * p.ldo + p.rows), absent(), absent(),
           absent(), absent(), absent()},

@@ -9,8 +9,9 @@ namespace ds4::metal {
 void MetalBackend::route(const RouteArgs& a) {
   const Matrix& m = a.w->gate;
   const int64_t e = s_.n_experts, k = s_.top_k;
-  const LinearRun run = linear_run(m, m.rows, a.n, LINEAR_SCORE);
-  encode(run.kernel, run.constants, linear_params(m, 0, m.rows, a.n, s_.hidden, e),
+  LinearParams scored = linear_params(m, 0, m.rows, a.n, s_.hidden, e);
+  const LinearRun run = linear_run(m, scored, LINEAR_SCORE, a.x);
+  encode(run.kernel, run.constants, scored,
          {fixed(m.data), fixed(scales(m)), reads(a.x, a.n * int64_t{s_.hidden}), writes(a.scores, a.n * e), absent(), absent(), absent(), absent(),
           absent()},
          run.grid, run.threads, run.threadgroup_bytes);
@@ -28,6 +29,9 @@ MoeMatrix described(const ExpertMatrices& m) {
   return {static_cast<uint64_t>(m.row_bytes), static_cast<uint32_t>(m.scale_row_bytes), static_cast<uint32_t>(m.cols)};
 }
 
+// Of several tokens an expert may have one or two, and then these are staged.
+int64_t staged_at_most(int64_t rows) { return std::min<int64_t>(rows, WIDE_STAGED_ROWS); }
+
 constexpr size_t kPlanBytes = (1 + 2 * MOE_MAX_PAIRS) * sizeof(int32_t);
 
 }  // namespace
@@ -43,15 +47,24 @@ void MetalBackend::moe_up(const MoeArgs& a, const ExpertTable& table, const MoeG
                  static_cast<uint32_t>(f),
                  static_cast<uint32_t>(d),
                  s_.swiglu_limit,
-                 static_cast<uint32_t>(groups.pairs_at)};
+                 static_cast<uint32_t>(groups.pairs_at),
+                 0,
+                 0};
   constexpr size_t kUpBytes = 2 * MOE_TILE * MOE_UP_OUTPUTS * sizeof(float) + kPlanBytes;
   const int64_t outputs = MOE_UP_OUTPUTS_OF(quant_), blocks = (f + outputs - 1) / outputs;
   Constants constants;
   constants.rows = tile_rows(a.n);
   // The two write different slots of mid. For the hazard tracking they share it out as one float and the rest: no barrier
   // comes between them, and both count as written for what reads mid, whatever barrier comes before either.
-  const auto issue = [&](bool tiles, std::initializer_list<Argument> buffers, int64_t rows_or_groups, bool by_z) {
-    if (tiles) {
+  const auto issue = [&](bool tiles, bool wide, std::initializer_list<Argument> buffers, int64_t rows_or_groups, bool by_z) {
+    const int64_t simdgroups = 2 * groups_of(up.gate.cols, kSegmentColumns), made = std::min<int64_t>(constants.rows, WIDE_TOKENS), of_tile = WIDE_ROWS_OF(constants.rows);
+    const int64_t stage = wide_stage(static_cast<RowType>(constants.type), constants.rows, staged_at_most(constants.rows));
+    up.area = static_cast<uint32_t>(std::max<int64_t>(stage, 64 * of_tile * made * 4));
+    const size_t wide_bytes = static_cast<size_t>(simdgroups) * up.area + kPlanBytes + 32 * WIDE_TOKENS * sizeof(float);
+    if (wide && device_has(wide_bytes)) {
+      encode("moe_up_wide", constants, up, buffers, Grid{groups_of(f, of_tile), by_z ? 1 : rows_or_groups}, static_cast<int>(simdgroups) * kLanes,
+             wide_bytes);
+    } else if (tiles) {
       constants.flags |= tile_flags(static_cast<int64_t>(up.gate.cols));
       encode("moe_up_many", constants, up, buffers, Grid{groups_of(f, TILE_OUTPUTS), rows_or_groups}, TILE_THREADS, TILE_BYTES);
     } else {
@@ -62,7 +75,9 @@ void MetalBackend::moe_up(const MoeArgs& a, const ExpertTable& table, const MoeG
   constants.type = static_cast<int32_t>(shared.w1.type);
   constants.flags = MOE_SHARED;
   const bool tiles = use_tiles(a.n, groups_of(f, TILE_OUTPUTS) * groups_of(a.n, TILE_TOKENS));
-  issue(tiles,
+  const bool few = !quant_ && a.n <= MOE_TILE && groups.ints == nullptr;
+  const bool alike = shared.w1.row_bytes == shared.w3.row_bytes && aligned_for(shared.w1, a.xq, d) && aligned_for(shared.w3, a.xq, d);
+  issue(tiles, few && use_wide(shared.w1.type, shared.w1.cols, shared.w1.row_bytes, alike),
         {fixed(shared.w1.data), fixed(scales(shared.w1)), absent(), fixed(shared.w3.data), fixed(scales(shared.w3)), absent(),
          reads(a.xq, a.n * d), absent(), absent(), writes(a.mid, 1), absent()},
         groups_of(a.n, tiles ? TILE_TOKENS : MOE_TILE), true);
@@ -71,6 +86,8 @@ void MetalBackend::moe_up(const MoeArgs& a, const ExpertTable& table, const MoeG
   constants.type = static_cast<int32_t>(table.w1.type);
   constants.flags = groups.ints != nullptr ? MOE_MANY : 0;
   issue(groups.tile == TILE_TOKENS,
+        few && use_wide(table.w1.type, table.w1.cols, table.w1.row_bytes,
+                        table.w1.aligned && table.w3.aligned && table.w1.row_bytes == table.w3.row_bytes),
         {fixed(table.w1.data), fixed(table.w1.scale), fixed(table.w1.offsets), fixed(table.w3.data), fixed(table.w3.scale),
          fixed(table.w3.offsets), reads(a.xq, a.n * d), reads(a.experts, a.n * k), reads(a.weights, a.n * k),
          writes_from(a.mid, 1, a.n * slots * f - 1), groups.ints != nullptr ? reads(groups.ints, groups.n_ints) : absent()},
@@ -120,7 +137,7 @@ void MetalBackend::moe_down_many(const MoeArgs& a, const ExpertTable& table, con
   LinearParams shared = linear_params(down, static_cast<int>(row0), static_cast<int>(rows), a.n, slots * f, slots * rows);
   shared.x_at = static_cast<uint32_t>(k * f);
   shared.out_at = static_cast<uint32_t>(k * rows);
-  const LinearRun run = linear_run(down, static_cast<int>(rows), a.n, round_ ? LINEAR_ROUND : 0);
+  const LinearRun run = linear_run(down, shared, round_ ? LINEAR_ROUND : 0, a.mid);
   encode(run.kernel, run.constants, shared,
          {fixed(down.data), fixed(scales(down)), reads(a.mid, a.n * slots * f), writes_from(parts, 1, a.n * slots * rows - 1), absent(),
           absent(), absent(), absent(), absent()},
@@ -154,8 +171,8 @@ void MetalBackend::moe(const MoeArgs& a) {
   finish_later(a.y, a.n, [this, a, table, k, f, d, slots](const HcWriteArgs* write) {
     const ExpertWeights& shared = a.w->shared;
     const int64_t c = s_.n_streams;
-    const MoeDownParams down{described(table->w2), described(shared.w2), static_cast<uint32_t>(a.n), static_cast<uint32_t>(k),
-                             static_cast<uint32_t>(f), static_cast<uint32_t>(d), static_cast<uint32_t>(c), 0};
+    MoeDownParams down{described(table->w2), described(shared.w2), static_cast<uint32_t>(a.n), static_cast<uint32_t>(k),
+                       static_cast<uint32_t>(f), static_cast<uint32_t>(d), static_cast<uint32_t>(c), 0};
     Constants constants;
     constants.rows = tile_rows(a.n);
     constants.type = static_cast<int32_t>(table->w2.type);
@@ -163,12 +180,19 @@ void MetalBackend::moe(const MoeArgs& a) {
     constants.flags = write != nullptr ? MOE_EXPAND : 0;
     static_assert(MOE_DOWN_OUTPUTS * MOE_TILE == kLanes);
     constexpr size_t kDownBytes = kPlanBytes + (MOE_MAX_PAIRS + MOE_TILE) * MOE_DOWN_OUTPUTS * sizeof(float);
-    encode("moe_down", constants, down,
+    const int64_t of_tile = WIDE_DOWN_ROWS, made = std::min<int64_t>(constants.rows, WIDE_TOKENS), staged = staged_at_most(constants.rows);
+    down.stage = static_cast<uint32_t>(std::max(wide_stage(table->w2.type, of_tile, staged), wide_stage(shared.w2.type, of_tile, staged)));
+    const size_t sums = static_cast<size_t>(64 * of_tile * made) * sizeof(float);
+    const size_t wide_bytes = WIDE_TASKS * (down.stage + sums) + (MOE_MAX_PAIRS + MOE_TILE) * static_cast<size_t>(of_tile) * sizeof(float) + kPlanBytes;
+    const bool wide = use_wide(table->w2.type, table->w2.cols, table->w2.row_bytes, table->w2.aligned) &&
+                      use_wide(shared.w2.type, shared.w2.cols, shared.w2.row_bytes, aligned_for(shared.w2, a.mid, f)) && device_has(wide_bytes);
+    encode(wide ? "moe_down_wide" : "moe_down", constants, down,
            {fixed(table->w2.data), fixed(table->w2.scale), fixed(table->w2.offsets), fixed(shared.w2.data), fixed(scales(shared.w2)),
             reads(a.mid, a.n * slots * f), reads(a.experts, a.n * k), writes(a.y, a.n * d),
             write != nullptr ? updates(write->stream, a.n * c * d) : absent(), write != nullptr ? reads(write->post, a.n * c) : absent(),
             write != nullptr ? reads(write->comb, a.n * c * c) : absent()},
-           Grid{(d + MOE_DOWN_OUTPUTS - 1) / MOE_DOWN_OUTPUTS}, MOE_DOWN_SIMDGROUPS * kLanes, kDownBytes);
+           Grid{groups_of(d, wide ? of_tile : MOE_DOWN_OUTPUTS)}, (wide ? WIDE_TASKS : MOE_DOWN_SIMDGROUPS) * kLanes,
+           wide ? wide_bytes : kDownBytes);
   });
 }
 

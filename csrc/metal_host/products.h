@@ -6,6 +6,7 @@
 #include "linear.h"
 #include "metal_host/backend.h"
 #include "tile_sizes.h"
+#include "wide.h"
 
 namespace ds4::metal {
 
@@ -13,7 +14,8 @@ namespace ds4::metal {
 LinearParams linear_params(const Matrix& m, int row0, int rows, int n, int64_t x_stride, int64_t ldo);
 
 // Which kernel makes them, and how it is launched: `linear`, whose simdgroups take two matrix rows and up to 8 activation rows
-// each; `linear_split`, where few matrix rows have several segments; or `linear_many`, tiles of 32 x 32.
+// each; `linear_split`, where few matrix rows have several segments; `linear_wide`, whose simdgroups take eight; or `linear_many`,
+// tiles of 32 x 32.
 struct LinearRun {
   const char* kernel;
   Constants constants;
@@ -21,8 +23,17 @@ struct LinearRun {
   int threads;
   size_t threadgroup_bytes;
 };
-// group_rows: as in LinearParams; 0: all rows are one group.
-LinearRun linear_run(const Matrix& m, int rows, int n, int flags, int group_rows = 0);
+// Of args.rows rows with args.n activation rows from x on; sets what the kernel needs beside.
+LinearRun linear_run(const Matrix& m, LinearParams& args, int flags, const float* x);
+
+// Are products of this type and shape made by the kernels in which four lanes share a row (metal/wide_rows.h)?
+bool use_wide(RowType type, int64_t cols, int64_t row_bytes, bool aligned);
+int64_t wide_pitch(RowType type);  // 0: there is no such kernel
+// Bytes in which a simdgroup of a kernel for so many activation rows stages weights, and so many of these rows.
+int64_t wide_stage(RowType type, int64_t rows, int64_t staged, bool deep = false);
+bool device_has(size_t threadgroup_bytes);
+// Rows and activations begin where loads of 16 bytes may.
+bool aligned_for(const Matrix& m, const float* x, int64_t x_stride);
 
 // Do products with n activation rows, in so many tiles of metal/tiles.h, gain by them?
 bool use_tiles(int64_t n, int64_t tiles);

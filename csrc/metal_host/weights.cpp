@@ -172,7 +172,7 @@ Place gather(const std::vector<Span>& parts, std::vector<uint64_t>& offsets, siz
 
 ExpertMatrices table_of(const MoeWeights& w, Member member, std::vector<Ref<MTL::Buffer>>& owned) {
   const Matrix& first = w.experts.at(0).*member;
-  ExpertMatrices t{first.type, first.rows, first.cols, first.row_bytes, first.scale_row_bytes, {}, {}, {}};
+  ExpertMatrices t{first.type, first.rows, first.cols, first.row_bytes, first.scale_row_bytes, {}, {}, {}, true};
   std::vector<Span> data, scales;
   for (const ExpertWeights& e : w.experts) {
     const Matrix& m = e.*member;
@@ -183,6 +183,7 @@ ExpertMatrices table_of(const MoeWeights& w, Member member, std::vector<Ref<MTL:
   }
   std::vector<uint64_t> offsets(2 * w.experts.size(), 0);
   t.data = gather(data, offsets, 0, owned);
+  for (size_t e = 0; e < data.size(); ++e) t.aligned = t.aligned && (t.data.offset + offsets[2 * e]) % 16 == 0;
   t.scale = first.scale != nullptr ? gather(scales, offsets, 1, owned) : t.data;
   owned.push_back(Device::get().new_buffer(offsets.size() * sizeof(uint64_t)));
   std::memcpy(owned.back()->contents(), offsets.data(), offsets.size() * sizeof(uint64_t));

@@ -16,6 +16,7 @@ struct ExpertMatrices {
   int64_t row_bytes = 0, scale_row_bytes = 0;
   Place data, scale;     // offsets count from here
   Place offsets;         // uint64 [experts][2]: of data, of scales
+  bool aligned = false;  // every row of data begins at a multiple of 16 bytes, if row_bytes is one
 };
 
 struct ExpertTable {
