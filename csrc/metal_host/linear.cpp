@@ -64,7 +64,7 @@ bool use_wide(RowType type, int64_t cols, int64_t row_bytes, bool aligned) {
   if (wish == nullptr) return fits && kWideUnasked;
   if (std::strcmp(wish, "always") == 0) return fits;
   if (std::strcmp(wish, "never") == 0) return false;
-  throw OptionError(std::string("[metal] DS4_METAL_WIDE: expected always or never, found '") + wish + "'");
+  throw OptionError(std::string("[metal] DS4_METAL_WIDE: expected always or never, found '") + std::string(wish).substr(0, 80) + "'");
 }
 
 int64_t wide_pitch(RowType type) {
