@@ -49,8 +49,9 @@ def test_every_byte_comes_back(
         assert bytes(s._ext.live_bytes()) == live
         with s.fork() as other:  # writes into shared segments: a restore over what the parent has
             s.rewind(3000)
-            other.advance_to(ids[:5000])
+            other._ext.begin_restore(5000)  # (advance_to would run a token, and these rows are no model's)
             other.advance_to(ids)
+            assert other.stats.restored == N - 5000
             assert bytes(other._ext.live_bytes()) == live and s.position == 3000
         s.advance_to(ids)
         assert bytes(s._ext.live_bytes()) == live
