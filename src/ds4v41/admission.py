@@ -145,7 +145,9 @@ class KnownCosts:
     def add_serial(self, ms: float) -> None:
         """One serial step."""
         self._serial.append(ms)
-        self.serial_ms = median(list(self._serial))
+        ordered = sorted(self._serial)
+        middle = len(ordered) // 2
+        self.serial_ms = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
     def add_draft(self, draft: float) -> None:
         """One draft, whatever became of it."""
@@ -198,6 +200,7 @@ class Admission:
         self._block = block
         self.stats = DrafterStats(accepted_at=[0] * block, verified_at=[0] * block)
         self._table: list[float] = []  # prices of row counts; empty: to be asked for
+        self._least_chance = math.inf  # that makes an attempt worth its price, by this table
         self._n_serial = self._unmeasured = 0
         self._calls = 0
         self._net = 0.0
@@ -229,7 +232,9 @@ class Admission:
             return False
         if self.config.gate != "value" or self._known.quiet >= self.config.longest_quiet:
             return True
-        return self._expected_gain(self._due() * self._quality()) > self.config.margin
+        if not self._table:
+            self._ask_prices()
+        return self._due() * self._quality() >= self._least_chance
 
     def _due(self) -> float:
         """How likely a draft should hold by the target's certainty. (Its likeliest token is right more often than it
@@ -303,8 +308,20 @@ class Admission:
     def _price(self, rows: int) -> float:
         """In serial steps."""
         if not self._table:
-            self._table = self._known.table(self._block + 1, self.config.row_cost)
+            self._ask_prices()
         return self._table[rows - 1]
+
+    def _ask_prices(self) -> None:
+        """Once after every attempt: a token that is not drafted should cost next to nothing."""
+        self._table = self._known.table(self._block + 1, self.config.row_cost)
+        low, high = 0.0, 1.0
+        if self._expected_gain(high) <= self.config.margin:
+            low = math.inf
+        else:
+            for _ in range(12):  # the gain rises with the chance
+                middle = (low + high) / 2
+                low, high = (low, middle) if self._expected_gain(middle) > self.config.margin else (middle, high)
+        self._least_chance = low
 
     # ---- what happened -------------------------------------------------------------------------------------------
 
