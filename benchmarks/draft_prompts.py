@@ -1,7 +1,8 @@
 """Prompts for measuring the drafter: four sets, each twice, with nothing in common.
 
 `tuning` is what the numbers of the controller (src/ds4v41/admission.py) were chosen on, so a gain on it proves little;
-`fresh` was written down before any of them was measured, and nothing was chosen on it.
+`fresh` was written down before any of them was measured. The margin and the prior were chosen after a first look at the
+two sets of chats of `fresh`, so it is not blind for these.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-// linear, linear_split, linear_many: row products of every family, and the activation quantiser.
+// linear, linear_split, linear_wide, linear_many: row products of every family, and the activation quantiser.
 #include "linear.h"
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "base/error.h"
@@ -46,25 +47,29 @@ constexpr bool kWideUnasked = false;
 
 }  // namespace
 
-// DS4_METAL_TILES=always or never overrides it, for tests and for measurements.
-bool use_tiles(int64_t n, int64_t tiles) {
-  if (n <= LINEAR_TILE) return false;
-  const char* wish = std::getenv("DS4_METAL_TILES");
-  if (wish == nullptr) return tiles >= kEnoughTiles;
+namespace {
+
+// What a variable of the environment asks for, "always" or "never", for tests and for measurements; nothing without it.
+std::optional<bool> asked_for(const char* name) {
+  const char* wish = std::getenv(name);
+  if (wish == nullptr) return std::nullopt;
   if (std::strcmp(wish, "always") == 0) return true;
   if (std::strcmp(wish, "never") == 0) return false;
-  throw OptionError(std::string("[metal] DS4_METAL_TILES: expected always or never, found '") + std::string(wish).substr(0, 80) + "'");
+  throw OptionError("[metal] " + std::string(name) + ": expected always or never, found '" + std::string(wish).substr(0, 80) + "'");
 }
 
-// DS4_METAL_WIDE=always or never overrides it. Only NVIDIA's GPUs have run these kernels, so only there they are taken unasked.
+}  // namespace
+
+bool use_tiles(int64_t n, int64_t tiles) {
+  if (n <= LINEAR_TILE) return false;
+  return asked_for("DS4_METAL_TILES").value_or(tiles >= kEnoughTiles);
+}
+
+// Only NVIDIA's GPUs have run these kernels, so only there they are taken unasked.
 bool use_wide(RowType type, int64_t cols, int64_t row_bytes, bool aligned) {
-  const bool fits = wide_pitch(type) > 0 && cols % WIDE_CHUNK == 0 && cols <= int64_t{WIDE_SEGMENTS} * kSegmentColumns && aligned &&
-                    row_bytes % (type == RowType::mxfp4 ? 8 : 16) == 0;
-  const char* wish = std::getenv("DS4_METAL_WIDE");
-  if (wish == nullptr) return fits && kWideUnasked;
-  if (std::strcmp(wish, "always") == 0) return fits;
-  if (std::strcmp(wish, "never") == 0) return false;
-  throw OptionError(std::string("[metal] DS4_METAL_WIDE: expected always or never, found '") + std::string(wish).substr(0, 80) + "'");
+  const bool wanted = asked_for("DS4_METAL_WIDE").value_or(kWideUnasked);
+  return wanted && wide_pitch(type) > 0 && cols % WIDE_CHUNK == 0 && cols <= int64_t{WIDE_SEGMENTS} * kSegmentColumns && aligned &&
+         row_bytes % (type == RowType::mxfp4 ? 8 : 16) == 0;
 }
 
 int64_t wide_pitch(RowType type) {

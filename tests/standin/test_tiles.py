@@ -161,11 +161,13 @@ def test_a_prompt_takes_tiles_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
         assert after - before == (1 if CUDA else len(ORDERS)) * used
 
 
-def test_an_override_that_means_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DS4_METAL_TILES", "Always")
+@pytest.mark.parametrize("name", ["DS4_METAL_TILES", "DS4_METAL_WIDE"])
+def test_an_override_that_means_nothing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS4_METAL_TILES", "never")  # else nothing asks for the other
+    monkeypatch.setenv(name, "Always")
     rng = np.random.default_rng(7)
     matrix, (stream, mix) = random_stored("q8_0", 64, 64, rng), streams(rng, 9, 64)
-    with pytest.raises(OptionError, match=r"DS4_METAL_TILES: expected always or never, found 'Always'"):
+    with pytest.raises(OptionError, match=rf"{name}: expected always or never, found 'Always'"):
         same_on_metal(
             small_shape(hidden=64, vocab=64),
             "bf16",

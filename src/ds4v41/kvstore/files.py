@@ -125,6 +125,12 @@ class Files:
         with closing_fd(fd):
             return read_payload(fd, header)
 
+    def header(self, name: bytes, kind: int) -> Header:
+        """The header of an object whose length and header are right."""
+        fd, header = self.open(name, kind)
+        os.close(fd)
+        return header
+
     def drafter_rows(self, name: bytes) -> int:
         """Rows of drafter state that a full frontier holds."""
         fd, header = self.open(name, FULL)

@@ -189,18 +189,18 @@ class KVStore:
             return False
         path = {item.id for item in (*found.pages, *found.all_frontiers())}
         before = len(path)
-        with self._lock:
-            for thing in remote.beyond(found, prefixes):
-                try:
-                    if self._keep([thing], path, FRESH) is None:
-                        log.warning("%s: the budget leaves no room for more of what %s has", self.path, remote.url)
-                        break
-                except OSError as error:
-                    if isinstance(error, IndexDamaged):
-                        raise
-                    log.warning("%s: what %s has is not kept: %s", self.path, remote.url, error)
+        try:
+            for thing in remote.beyond(found, prefixes):  # without the lock: others need not wait for the network
+                with self._lock:
+                    kept = self._keep([thing], path, FRESH)
+                if kept is None:
+                    log.warning("%s: the budget leaves no room for more of what %s has", self.path, remote.url)
                     break
                 path.add(thing[0].id)
+        except IndexDamaged:
+            raise
+        except OSError as error:
+            log.warning("%s: what %s has is not kept: %s", self.path, remote.url, error)
         return len(path) > before
 
     def _holder(self, name: bytes) -> KVStore:

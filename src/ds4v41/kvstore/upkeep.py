@@ -70,16 +70,13 @@ class Upkeep:
         """The header of an object file, checked."""
         name = _object_name(path)
         assert name is not None and isinstance(self.files, Files)
-        fd, header = self.files.open(name, PAGE if path.suffix == ".page" else _kind_of(path))
-        os.close(fd)
-        return header
+        return self.files.header(name, PAGE if path.suffix == ".page" else _kind_of(path))
 
     def _agreed(self, header: Header) -> None:
         if self.index.agrees(header):
             return
         with self.index.writing():  # no frontier is being replaced now
-            fd, header = self.files.open(header.id, header.kind)  # type: ignore[union-attr]
-            os.close(fd)
+            header = self.files.header(header.id, header.kind)  # type: ignore[union-attr]
             if not self.index.agrees(header):
                 raise IndexDamaged(self.index, f"it contradicts the header of {header.source}")
 
@@ -127,9 +124,7 @@ class Upkeep:
         for item in self.index.items():
             try:
                 if isinstance(self.files, Files):
-                    fd, header = self.files.open(item.id, item.kind)
-                    os.close(fd)
-                    self._agreed(header)
+                    self._agreed(self.files.header(item.id, item.kind))
                 if item.kind == PAGE:
                     self.files.tokens(item.id)
                 total += len(self.files.payload(item.id, item.kind))
