@@ -210,3 +210,20 @@ def test_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_references_agree() -> None:
     np.testing.assert_array_equal(reference_row(tokens(500)), reference().after(tokens(500))[0])
+
+
+@pytest.mark.parametrize("url", ["github://a", "generic://x", "reference://x", "no-such-protocol://x"])
+def test_a_url_that_its_file_system_refuses_is_an_option_error(url: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="remote: "):
+        KVStore(tmp_path / "s", remote=url)
+
+
+def test_a_remote_inside_the_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="the store's own folder"):
+        KVStore(tmp_path / "s", remote=f"file://{tmp_path}/s/objects")
+
+
+def test_a_file_is_no_remote(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with KVStore(tmp_path / "s", remote=f"file://{tmp_path}/file") as store:
+        assert "found a file" in store.verify().damaged[0]

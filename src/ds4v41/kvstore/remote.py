@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,8 @@ class Remote:
     """A folder of an fsspec file system. A failure never raises: it is reported (`state`, log), and the remote left
     alone for a minute; what could not be sent meanwhile is sent afterwards."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, folder: Path | None = None) -> None:
+        """folder: of the store in front of it, which must not hold it."""
         if not isinstance(url, str) or "://" not in url:
             raise OptionError(f"remote: expected a URL such as s3://bucket/folder, found {shown(url)}")
         try:
@@ -66,8 +68,11 @@ class Remote:
             raise OptionError("remote: needs the package fsspec: pip install 'ds4v41[remote]'") from error
         try:
             self._fs, self._base = url_to_fs(url)
-        except (ImportError, ValueError, OSError) as error:
-            raise OptionError(f"remote: {shown(url)}: {error}") from error
+        except Exception as error:  # a file system's constructor may raise anything
+            raise OptionError(f"remote: {shown(url)}: {type(error).__name__}: {error}") from error
+        near = url.startswith(("file://", "local://"))
+        if near and folder is not None and Path(self._base).resolve().is_relative_to(folder.resolve()):
+            raise OptionError(f"remote: {shown(url)} lies in the store's own folder, {folder}; give another place")
         self.url = url
         self.waiting: dict[bytes, Header] = {}
         """What has yet to be sent."""
@@ -227,6 +232,8 @@ class Remote:
         faults: list[str] = []
         try:
             self._fs.invalidate_cache()
+            if self._fs.isfile(self._base):
+                faults.append(f"remote: {self.url}: expected a folder, found a file")
             for info in self._fs.find(self._base, detail=True).values():
                 entry = self._entry(info)
                 if entry is None:

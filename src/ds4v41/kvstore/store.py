@@ -82,7 +82,7 @@ class KVStore:
             raise OptionError("memory and read_only go with a path: a store without one is all memory")
         if remote is not None and read_only:
             raise OptionError("remote and read_only do not go together: what comes from there is kept in the folder")
-        self._remote = None if remote is None else Remote(remote)
+        self._remote = None if remote is None else Remote(remote, self.path)
         self._above = None if memory is None else KVStore(None, parse_bytes("memory", memory, 1))
         self._no_writes = "read_only=True" if read_only else ""
         self._given = None if budget is None else parse_bytes("budget", budget, 1)
@@ -99,7 +99,8 @@ class KVStore:
         if self.path is not None and not self._no_writes:
             self._no_writes = self._files.why_not_writable()
             if self._no_writes:
-                log.warning("%s is opened read-only (%s): nothing will be put there", self.path, self._no_writes)
+                what = "put there, nor taken from the remote" if self._remote else "put there"
+                log.warning("%s is opened read-only (%s): nothing will be %s", self.path, self._no_writes, what)
         if self.path is None:
             self._index = Index(None)
         elif self._no_writes:
@@ -184,8 +185,7 @@ class KVStore:
 
     def _take_in(self, remote: Remote, prefixes: Prefixes, found: Found) -> bool:
         """Fetch what the remote knows of these tokens beyond what was found here; True if there was anything."""
-        known = max([0, *found.frontiers])
-        if len(prefixes) - known < WORTH_ASKING or self._no_writes or not remote.awake():
+        if len(prefixes) - max([0, *found.frontiers]) < WORTH_ASKING or self._no_writes or not remote.awake():
             return False
         path = {item.id for item in (*found.pages, *found.all_frontiers())}
         before = len(path)
