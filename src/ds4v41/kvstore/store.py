@@ -145,7 +145,7 @@ class KVStore:
         used = self._usage()
         if used > self.budget:
             log.warning(
-                "%s holds %s, more than its budget of %s: the next put or prune() will delete the least useful part",
+                "%s holds %s, more than its budget of %s: prune(), or a put of something new, deletes the least useful",
                 self.path, human(used), human(self.budget),
             )  # fmt: skip
 
