@@ -4,6 +4,7 @@ checked, and thousands of puts cost nothing."""
 from __future__ import annotations
 
 import hashlib
+import random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,14 @@ def rows(ids: NDArray[np.int32], begin: int, end: int) -> NDArray[np.uint8]:
 
 def frontier(ids: NDArray[np.int32]) -> NDArray[np.uint8]:
     return np.frombuffer(hashlib.sha256(ids.astype("<i4").tobytes()).digest() * 40, np.uint8)
+
+
+def chain(seed: int, n: int) -> NDArray[np.int32]:
+    """Chains of few families, so that they share prefixes of several lengths."""
+    base = np.random.default_rng(seed % 5).integers(0, 1000, 9000).astype(np.int32)
+    own = np.random.default_rng(seed).integers(0, 1000, 9000).astype(np.int32)
+    cut = random.Random(seed).randrange(0, 5000)
+    return np.concatenate([base[:cut], own])[:n]
 
 
 class FakeSession:

@@ -12,13 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ds4v41 import KVStore, StoreError
 from ds4v41.kvstore.format import FULL, HEADER_BYTES, PAGE, Header, Prefixes, checksum
 
-from .fake import ROOT, check_content, put
+from .fake import ROOT, chain, check_content, put
 from .test_store import used
 
 pytestmark = [
@@ -26,14 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 KILLS = int(os.environ.get("DS4V41_KILLS", "60"))
-
-
-def chain(seed: int, n: int) -> np.ndarray:
-    """Chains of few families, so that they share prefixes of several lengths."""
-    base = np.random.default_rng(seed % 5).integers(0, 1000, 9000).astype(np.int32)
-    own = np.random.default_rng(seed).integers(0, 1000, 9000).astype(np.int32)
-    cut = random.Random(seed).randrange(0, 5000)
-    return np.concatenate([base[:cut], own])[:n]
 
 
 def killed_child(folder: Path, seed: int, budget: int, prune: bool, delay: float) -> list[tuple[int, int]]:

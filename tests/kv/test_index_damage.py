@@ -17,8 +17,7 @@ from ds4v41 import KVStore, StoreError
 from ds4v41.cli import main
 from ds4v41.kvstore.format import Prefixes
 
-from .fake import ROOT, check_content, put
-from .test_crash import chain
+from .fake import ROOT, chain, check_content, put
 
 DAMAGES = int(os.environ.get("DS4V41_INDEX_DAMAGES", "240"))
 CHAINS = 6

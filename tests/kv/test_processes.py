@@ -12,8 +12,7 @@ import pytest
 
 from ds4v41 import KVStore
 
-from .fake import check_content, put
-from .test_crash import chain
+from .fake import chain, check_content, put
 from .test_store import used
 
 SECONDS = float(os.environ.get("DS4V41_STORE_SECONDS", "4"))

@@ -3,7 +3,9 @@ reported and harm nothing here."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,8 @@ from ds4v41 import KVStore, OptionError
 from ds4v41.kvstore import remote as module
 from ds4v41.kvstore.format import FULL, Prefixes
 
-from .fake import ROOT, check_content, put
+from .fake import ROOT, chain, check_content, put
 from .support import reference, session, tokens
-from .test_crash import chain
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -89,12 +90,12 @@ def reference_row(ids: np.ndarray) -> np.ndarray:
 
 def test_nothing_is_sent_twice_and_names_are_those_of_the_content(url: str, tmp_path: Path) -> None:
     with KVStore(tmp_path / "a", budget="64 MiB", remote=url) as a, KVStore(tmp_path / "b", remote=url) as b:
-        assert put(a, chain(1, 3000)).kept
+        assert put(a, chain(1, 3000)).kept and a.flush()
         there = objects(url)
         assert len(there) == 3 and a._remote is not None and b._remote is not None
-        assert put(b, chain(1, 3000)).kept  # computed there as well, without looking
+        assert put(b, chain(1, 3000)).kept and b.flush()  # computed there as well, without looking
         assert objects(url) == there and b._remote.sent_bytes == 0
-        assert put(a, chain(1, 3100)).kept
+        assert put(a, chain(1, 3100)).kept and a.flush()
         assert len(objects(url)) == 5
 
 
@@ -153,15 +154,15 @@ def test_what_could_not_be_sent_is_kept_and_sent_later(
     ids = chain(1, 5000)
     with KVStore(tmp_path / "a", budget="64 MiB", remote=url) as store:
         refuse["open"] = calls
-        assert put(store, ids).kept and check_content(store, ids) == 5000
+        assert put(store, ids).kept and check_content(store, ids) == 5000 and not store.flush()
         assert "the network is gone" in store.stats().remote and "wait to be sent" in store.stats().remote
-        assert put(store, chain(2, 300)).kept and refuse["open"] == -1  # left alone for a while
+        assert put(store, chain(2, 300)).kept and not store.flush() and refuse["open"] == -1  # left alone for a while
         refuse.clear()
         monkeypatch.setattr(module, "PAUSE", 0.0)
         assert store._remote is not None
-        store._remote._until = 0.0
-        assert put(store, chain(3, 300)).kept
-        assert "no failure" in store.stats().remote and not store._remote.waiting
+        store._remote.until = 0.0
+        assert put(store, chain(3, 300)).kept and store.flush()
+        assert "no failure" in store.stats().remote and "to be sent" not in store.stats().remote
         refuse["open"] = 0
         assert put(store, chain(4, 300)).kept
     assert "closed before all was sent" in caplog.text
@@ -170,6 +171,55 @@ def test_what_could_not_be_sent_is_kept_and_sent_later(
         for i, n in ((1, 5000), (2, 300), (3, 300)):
             assert store.find(Prefixes(ROOT, chain(i, n))).frontiers.keys() >= {n}
             assert check_content(store, chain(i, n)) == n
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The remote takes nothing before this is set."""
+    free = threading.Event()
+    for kind in ("memory", "file"):
+        cls = fsspec.get_filesystem_class(kind)
+        real = cls.info
+
+        def info(self: Any, *args: Any, _real: Any = real, **kwargs: Any) -> Any:
+            if threading.current_thread().name == "ds4v41-remote":
+                assert free.wait(60)
+            return _real(self, *args, **kwargs)
+
+        monkeypatch.setattr(cls, "info", info)
+    return free
+
+
+def test_no_call_waits_for_what_is_sent(url: str, tmp_path: Path, slow: threading.Event) -> None:
+    with KVStore(tmp_path / "a", budget="64 MiB", remote=url) as store:
+        assert put(store, chain(1, 3000)).kept and put(store, chain(2, 3000)).kept
+        assert check_content(store, chain(1, 3000)) == 3000 and store.stats().frontiers == 2
+        assert "6 objects wait to be sent" in store.stats().remote and objects(url) == []
+        slow.set()
+        assert store.flush() and len(objects(url)) == 6 and "to be sent" not in store.stats().remote
+    assert not [t for t in threading.enumerate() if t.name == "ds4v41-remote"]
+
+
+def test_what_went_before_it_was_sent_is_counted(url: str, tmp_path: Path, slow: threading.Event) -> None:
+    with KVStore(tmp_path / "a", budget="1 MiB", remote=url) as store:
+        assert put(store, chain(0, 8000)).kept
+        for i in range(1, 6):
+            assert put(store, chain(i, 8000)).kept
+        slow.set()
+        assert store.flush()
+        assert "were deleted here before they were sent" in store.stats().remote
+        assert store.verify().clean
+
+
+def test_a_store_that_nobody_closed_sends_what_waits(tmp_path: Path) -> None:
+    code = f"""
+from tests.kv.fake import chain, put
+from ds4v41 import KVStore
+store = KVStore({str(tmp_path / "a")!r}, remote="file://{tmp_path}/shared")
+assert put(store, chain(1, 5000)).kept
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert len(objects(f"file://{tmp_path}/shared")) == 4
 
 
 def test_the_budget_is_that_of_the_folder(url: str, tmp_path: Path) -> None:

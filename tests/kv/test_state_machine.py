@@ -250,7 +250,7 @@ class Machine(RuleBasedStateMachine):
         assert self.store is not None
         dice = random.Random(seed)
         there = [item for item in self.store.ls() if item.kind != PAGE or not frontiers]
-        self.store._delete([item for item in there if dice.random() < share])
+        self.store._room.delete([item for item in there if dice.random() < share])
 
     @invariant()
     def same_tokens(self) -> None:

@@ -16,6 +16,7 @@ from ds4v41 import KVStore, OptionError, StoreError
 from ds4v41.kvstore import sizes
 from ds4v41.kvstore.format import BLOCK, HEADER_BYTES, PAGE, Prefixes
 
+from .fake import chain, check_content, put
 from .support import CONE, model, reference, session, tokens
 
 
@@ -63,8 +64,9 @@ def test_restores_are_exact_for_any_suffix_and_odd_positions(suffix: int, store:
     for n in (7, 8, 9, 127, 128, 129, 2047, 2048, 2049):
         advance(session(store=store), ids[:n])
     for n in (2049, 2048, 2047, 129, 128, 127, 9, 8, 7):
-        stats = advance(session(store=store), ids[: n + suffix] if suffix < 300 else
-                        np.concatenate([ids[:n], tokens(suffix, n)]))
+        stats = advance(
+            session(store=store), ids[: n + suffix] if suffix < 300 else np.concatenate([ids[:n], tokens(suffix, n)])
+        )
         assert stats.reused >= n - CONE
 
 
@@ -175,7 +177,6 @@ def test_writes_are_the_new_rows_only(store: KVStore) -> None:  # BL-026
     assert stats.written_bytes >= 2000 * row_bytes
 
 
-
 def test_the_budget_counts_everything_below_the_folder(tmp_path: Path) -> None:  # BL-028, BL-029
     folder = tmp_path / "s"
     folder.mkdir(mode=0o700)
@@ -217,6 +218,44 @@ def test_opening_never_deletes(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         assert plan.names and store.stats().pages == before.pages
         done = store.prune()
         assert done.names == plan.names and done.disk_bytes <= 200 << 10 and used(tmp_path / "s") <= 200 << 10
+
+
+def test_a_smaller_budget_holds_also_where_everything_is_reused(tmp_path: Path) -> None:
+    with KVStore(tmp_path / "s", budget="64 MiB") as store:
+        for i in range(6):
+            assert put(store, chain(i, 8000)).kept
+    with KVStore(tmp_path / "s", budget="1 MiB") as store:
+        assert check_content(store, chain(5, 8000)) == 8000
+        again = put(store, chain(5, 8000))
+        assert again.kept and again.deleted > 0 and used(tmp_path / "s") <= 1 << 20
+        assert check_content(store, chain(5, 8000)) == 8000  # others went
+        assert put(store, chain(5, 8000)).deleted == 0
+    with KVStore(tmp_path / "s", budget="300 KiB") as store:
+        put(store, chain(5, 8000))  # not even this one fits
+        assert used(tmp_path / "s") <= 300 << 10 and store.verify().clean
+        (tmp_path / "s" / "foreign").write_bytes(bytes(1 << 20))
+        store.stats()
+        before = store.ls()
+        put(store, chain(5, 8000))  # nothing that could be deleted would help
+        assert store.ls() == before
+
+
+@pytest.mark.parametrize("kind", ["page", "frontier"])
+def test_a_folder_in_the_place_of_an_object_is_moved_away(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = tokens(3000)
+    with KVStore(tmp_path / "s", budget="64 MiB") as store:
+        advance(session(store=store, context=8192), ids)
+        last = max((i for i in store.ls() if (i.kind == PAGE) == (kind == "page")), key=lambda i: i.end)
+        victim = store._files.path(last.id, last.kind)  # type: ignore[union-attr]
+        victim.unlink()
+        victim.mkdir()
+        (victim / "mine").write_text("keep me")
+        assert advance(session(store=store, context=8192), ids).restored < 3000  # found, and put there again
+        assert advance(session(store=store, context=8192), ids).restored == 3000 and store.verify().clean
+        (moved,) = (tmp_path / "s").glob("not-an-object.*")
+        assert (moved / "mine").read_text() == "keep me" and f"moved to {moved.name}" in caplog.text
 
 
 def test_the_default_budget_depends_on_the_free_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # BL-032

@@ -11,8 +11,7 @@ import pytest
 from ds4v41 import KVStore
 from ds4v41.cli import main
 
-from .fake import put
-from .test_crash import chain
+from .fake import chain, put
 
 
 @pytest.fixture
@@ -44,6 +43,20 @@ def test_verify_names_the_damaged_file(folder: Path, capsys: pytest.CaptureFixtu
     assert main(["store", "verify", str(folder)]) == 1
     assert victim.name in capsys.readouterr().out
     assert victim.exists()  # verify deletes nothing
+
+
+def test_the_remote_is_looked_at_when_asked(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"file://{tmp_path}/shared"
+    with KVStore(folder, budget="64 MiB", remote=url) as store:
+        assert put(store, chain(9, 3000)).kept
+    assert main(["store", "stats", str(folder), "--remote", url]) == 0 and url in capsys.readouterr().out
+    assert main(["store", "verify", str(folder), "--remote", url]) == 0
+    victim = next((tmp_path / "shared").rglob("*.page"))
+    victim.write_bytes(victim.read_bytes()[:-1])
+    capsys.readouterr()
+    assert main(["store", "verify", str(folder)]) == 0
+    assert main(["store", "verify", str(folder), "--remote", url]) == 1 and victim.name in capsys.readouterr().out
+    assert main(["store", "ls", str(folder), "--remote", url]) == 2
 
 
 def test_prune_tells_before_it_does(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,7 @@ def test_help_imports_nothing_heavy() -> None:
         ("verify", "--update", "--trace"),
         ("pull", "q5"),
         ("generate", PROMPT, "--store-budget", "1 GiB"),
+        ("generate", PROMPT, "--store-remote", "memory://x"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_2(call: Any, args: tuple[str, ...]) -> None:
@@ -199,6 +200,29 @@ def test_closed_standard_streams(stream: str, code: int, tmp_path: Path) -> None
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, timeout=120, env=environment())
     assert done.returncode == code and b"Traceback" not in done.stderr
     assert ("standard output is closed" in done.stderr.decode()) == (stream == ">&-")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("generate 0>{file}", "standard input is open to be written only"),
+     ("chat 0>{file}", "standard input is open to be written only"),
+     ("generate hi --max-tokens 2 1</dev/null", "standard output is open to be read only")],
+)  # fmt: skip
+def test_a_stream_that_is_open_the_wrong_way_round(line: str, says: str, tmp_path: Path) -> None:
+    command = f"exec {shlex.join(COMMAND)} {line.format(file=tmp_path / 'f')}"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, timeout=120, env=environment())
+    assert done.returncode == 1 and says in done.stderr.decode() and b"Traceback" not in done.stderr
+
+
+def test_a_store_in_the_place_of_something_else(call: Any, tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("x")
+    link.symlink_to(tmp_path / "nowhere" / "at all")
+    for path, says in ((file, "expected a folder, found a file"), (file / "x", "expected a folder, found a file"),
+                       (link, "expected a folder, found a link to nowhere")):  # fmt: skip
+        result = call("generate", PROMPT, "--max-tokens", "2", "--store", str(path))
+        assert result.code == 1 and says in result.err and "Errno" not in result.err
+    assert file.read_text() == "x"
 
 
 def test_stop_text_ends_it(call: Any, expected: ds4v41.Completion) -> None:

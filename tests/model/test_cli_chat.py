@@ -178,8 +178,8 @@ def test_chat_in_a_terminal() -> None:
         stopped = terminal.until(rb"> $")
         assert b"[stopped]" in stopped and b"def" not in stopped and b"\x1b[0m" in stopped
         terminal.type(b"half a line")
-        # The echo first: Ctrl-C also drops typed keys that nobody has read, and readline, told that there are keys, then waits
-        # for one inside its read, where Python's signals are not looked for.
+        # The echo first: Ctrl-C also drops typed keys that nobody has read, and readline, told that there are some,
+        # then waits inside its read, where Python's signals are not looked for.
         terminal.until(b"half a line")
         terminal.interrupt(rb"\(Ctrl-D leaves\)\r\n.*> $")  # at the prompt, Ctrl-C drops the line
         terminal.type(b"/nonsense\n")

@@ -112,6 +112,14 @@ def test_bench_of_a_model(slice_path: Path) -> None:
     assert result["context"] == 100 and result["gb_s"] > 0 and result["ledger"].complete
     depths = bench.depth(slice_path, contexts=(50, 200), steps=2)["results"]
     assert [d["context"] for d in depths] == [50, 200] and depths[0]["rate"] == 1.0
+    with ds4v41.Model.open(slice_path) as model:
+        longest = model.config.max_position_embeddings
+    assert bench.decode(slice_path, steps=1)["context"] == min(8192, (longest - 9) & ~1)
+    for too_deep in (longest, 1 << 40):  # what was asked for is measured or refused
+        with pytest.raises(OptionError, match="at most"):
+            bench.decode(slice_path, context=too_deep, steps=3)
+        with pytest.raises(OptionError, match="at most"):
+            bench.depth(slice_path, contexts=(50, too_deep), steps=2)
     prompts = bench.prefill(slice_path, tokens=(40,), behind=(0, 100))["results"]
     assert [p["behind"] for p in prompts] == [0, 100] and all(p["tok_s"] > 0 for p in prompts)
     for tokens, behind in ((0, 0), (40, 1), (40, -2), (40, 1 << 40)):

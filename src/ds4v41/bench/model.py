@@ -97,21 +97,36 @@ class _Stepper:
         }
 
 
-def _depth(model: Model, context: int, steps: int) -> int:
-    """The even position nearest to `context` that leaves room for the steps."""
-    longest = model.config.max_position_embeddings - steps - 8
+def _depths(model: Model, contexts: Sequence[int] | None, usual: Sequence[int], steps: int) -> list[int]:
+    """The even positions at or below these contexts that leave room for the steps. What was asked for is measured or
+    refused; without a wish the usual ones are, as far as the model goes."""
+    most = model.config.max_position_embeddings
+    longest = most - steps - 8
     if longest < 0:
-        raise OptionError(f"steps: {steps} do not fit into this model's context of {longest + steps + 8:,}")
-    return min(context, longest) & ~1
+        raise OptionError(f"steps: {steps} do not fit into this model's context of {most:,}")
+    if contexts is None:
+        return sorted({min(context, longest) & ~1 for context in usual})
+    if max(contexts) > longest:
+        raise OptionError(
+            f"context: expected at most {longest:,} ({most:,} of this model less {steps} steps and 8), "
+            f"found {max(contexts):,}"
+        )
+    return [context & ~1 for context in contexts]
 
 
 def decode(
-    path: str | os.PathLike[str] | None = None, *, context: int = 8192, steps: int = 20, threads: int | None = None
+    path: str | os.PathLike[str] | None = None,
+    *,
+    context: int | None = None,
+    steps: int = 20,
+    threads: int | None = None,
 ) -> dict[str, Any]:
-    """Decode rate at a context: medians over `steps` single-token steps; `ledger` says where the time went."""
-    steps, context = positive_int("steps", steps, 1, MOST_STEPS), positive_int("context", context, 0)
+    """Decode rate at a context (None: 8192, or as far as the model goes): medians over `steps` single-token steps;
+    `ledger` says where the time went."""
+    steps = positive_int("steps", steps, 1, MOST_STEPS)
+    wished = None if context is None else [positive_int("context", context, 0)]
     with Model.open(path, threads=threads) as model:
-        context = _depth(model, context, steps)
+        (context,) = _depths(model, wished, (8192,), steps)
         _warm(model)
         roof = _Roof(model.threads)
         with model.session(context + steps + 8, retain=256) as session:
@@ -126,23 +141,24 @@ def decode(
 def depth(
     path: str | os.PathLike[str] | None = None,
     *,
-    contexts: Sequence[int] = (8192, 62_000, 131_072, 300_000, 1_000_000),
+    contexts: Sequence[int] | None = None,
     steps: int = 15,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Decode rate at several contexts of one resident model. A session of every context is open at once and they take
+    """Decode rate at several contexts of one resident model (None: 8k, 62k, 131k, 300k and 1M, as far as the model
+    goes). A session of every context is open at once and they take
     turns, a step each, so that they see the same machine; `rate` is relative to the first context, the median of the
     ratios turn by turn (CPU time)."""
     steps = positive_int("steps", steps, 1, MOST_STEPS)
-    contexts = [positive_int("contexts", context, 0) for context in contexts]
-    if not contexts:
-        raise OptionError("contexts: expected at least one, found none")
+    if contexts is not None:
+        contexts = [positive_int("contexts", context, 0) for context in contexts]
+        if not contexts:
+            raise OptionError("contexts: expected at least one, found none")
     with Model.open(path, threads=threads) as model, ExitStack() as stack:
         _warm(model)
         roof = _Roof(model.threads)
         steppers: list[tuple[int, _Stepper]] = []
-        for context in contexts:
-            size = _depth(model, context, steps)
+        for size in _depths(model, contexts, (8192, 62_000, 131_072, 300_000, 1_000_000), steps):
             session = stack.enter_context(model.session(size + steps + 8, retain=256))
             fill(session, size)
             steppers.append((size, _Stepper(session)))

@@ -6,6 +6,9 @@ Results go to stdout, everything else (progress, statistics, errors) to stderr.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
 import sys
 from collections.abc import Sequence
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"ds4v41: {error}")
         return FAILED
     except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
+        where = f"{error.filename}: " if error.filename is not None else _bad_stream(error)
         _say(f"ds4v41: {where}{error.strerror or error}")
         return FAILED
 
@@ -64,6 +67,18 @@ def _standard_streams() -> bool:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     return not missing
+
+
+def _bad_stream(error: OSError) -> str:
+    """Which of the standard streams the system means when it names no file: one that is open the wrong way round."""
+    if error.errno != errno.EBADF:
+        return ""
+    for stream, name, wrong in ((sys.stdin, "input", os.O_WRONLY), (sys.stdout, "output", os.O_RDONLY)):
+        with contextlib.suppress(OSError, ValueError):
+            if fcntl.fcntl(stream.fileno(), fcntl.F_GETFL) & os.O_ACCMODE == wrong:
+                how = "written" if wrong == os.O_WRONLY else "read"
+                return f"standard {name} is open to be {how} only: "
+    return ""
 
 
 def _tolerant_output() -> None:

@@ -44,6 +44,8 @@ def open_session(model: Model, args: Namespace) -> Iterator[Session]:
 
     if args.store is None and args.store_budget is not None:
         raise OptionError("--store-budget: there is no store to bound; give --store FOLDER with it")
+    if args.store is None and args.store_remote is not None:
+        raise OptionError("--store-remote: it lies behind a store of this machine; give --store FOLDER with it")
     chunk = {} if args.chunk is None else {"chunk": args.chunk}
     drafter = None
     if args.drafter is not None:
@@ -51,7 +53,7 @@ def open_session(model: Model, args: Namespace) -> Iterator[Session]:
     with contextlib.ExitStack() as stack:
         store = None
         if args.store is not None:
-            store = stack.enter_context(KVStore(args.store, budget=args.store_budget))
+            store = stack.enter_context(KVStore(args.store, budget=args.store_budget, remote=args.store_remote))
         yield stack.enter_context(model.session(args.context, drafter=drafter, store=store, **chunk))
 
 

@@ -103,6 +103,7 @@ def _add_store(commands: Any) -> None:
         "--budget", metavar="SIZE", help='the budget to hold, such as "64 GiB"; default: what a program would get'
     )
     parser.add_argument("--dry-run", action="store_true", help="prune: only say what would go")
+    parser.add_argument("--remote", metavar="URL", help="verify and stats: the shared folder behind it as well")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -311,6 +312,7 @@ def _add_model_options(parser: ArgumentParser) -> None:
         "--store", metavar="FOLDER", help="keep what was computed of prompts and answers here, and reuse what is there"
     )
     group.add_argument("--store-budget", metavar="SIZE", help='most that the store may take, such as "32 GiB"')
+    group.add_argument("--store-remote", metavar="URL", help="a folder behind it that machines share (s3://...)")
     group.add_argument("--check", action="store_true", help="first read all weights and refuse NaN and infinity")
 
 

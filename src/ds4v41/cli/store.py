@@ -23,10 +23,12 @@ def run(args: Namespace) -> int:
         raise UsageError(f"store {args.action}: deletes nothing anyway; --dry-run is for prune")
     if args.budget is not None and args.action not in ("prune", "stats"):
         raise UsageError(f"store {args.action}: --budget is for prune and stats")
+    if args.remote is not None and args.action not in ("verify", "stats"):
+        raise UsageError(f"store {args.action}: looks at the folder alone; --remote is for verify and stats")
     folder = path_of("path", args.path)
     if not os.path.isdir(folder / "objects"):
         raise StoreError(f"{folder}: there is no store here (a store has a folder objects and an index.sqlite)")
-    with KVStore(folder, budget=args.budget) as store:
+    with KVStore(folder, budget=args.budget, remote=args.remote) as store:
         command = {"ls": _ls, "stats": _stats, "verify": _verify, "prune": _prune}[args.action]
         return command(store, args)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import stat as stat_module
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from ..errors import StoreError
 from .format import ENCODER, FULL, HEADER_BYTES, PAGE, Header, checksum, drafter_rows
 
+log = logging.getLogger("ds4v41.kvstore")
 DISK_BLOCK = 4096
 HOST = socket.gethostname()
 _ENDINGS = {PAGE: ".page", FULL: ".frontier", ENCODER: ".frontier"}
@@ -84,7 +86,11 @@ class Files:
     def publish(self, aside: Path, header: Header) -> None:
         """Rename a file that was written aside to its own name; `sync` makes that last."""
         path = self.path(header.id, header.kind)
-        os.replace(aside, path)
+        try:
+            os.replace(aside, path)
+        except IsADirectoryError:
+            self._clear_away(path)
+            os.replace(aside, path)
 
     def discard(self, aside: Path) -> None:
         """Forget what was written aside and has no name yet."""
@@ -121,9 +127,13 @@ class Files:
 
     def payload(self, name: bytes, kind: int) -> NDArray[np.uint8]:
         """The payload of an object, checked."""
+        return self.both(name, kind)[1]
+
+    def both(self, name: bytes, kind: int) -> tuple[Header, NDArray[np.uint8]]:
+        """Header and payload of an object, checked."""
         fd, header = self.open(name, kind)
         with closing_fd(fd):
-            return read_payload(fd, header)
+            return header, read_payload(fd, header)
 
     def header(self, name: bytes, kind: int) -> Header:
         """The header of an object whose length and header are right."""
@@ -139,7 +149,19 @@ class Files:
 
     def remove(self, name: bytes, kind: int) -> None:
         """Delete an object; no harm when it is gone already."""
-        self.path(name, kind).unlink(missing_ok=True)
+        path = self.path(name, kind)
+        try:
+            path.unlink(missing_ok=True)
+        except (IsADirectoryError, PermissionError):  # which of them, for a folder, is the system's choice
+            if not path.is_dir():
+                raise
+            self._clear_away(path)
+
+    def _clear_away(self, path: Path) -> None:
+        """A folder with the name of an object: somebody else's, so it is moved out of the way and not deleted."""
+        aside = self.folder / f"not-an-object.{uuid.uuid4().hex}"
+        log.warning("%s: a folder is in the place of an object; moved to %s", path, aside.name)
+        path.rename(aside)
 
     def walk(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Every file and folder below the store's folder."""

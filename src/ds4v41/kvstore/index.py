@@ -50,9 +50,7 @@ _NOT_NOW = frozenset(
     }
 )  # fmt: skip
 """What the system or another process refuses; the index itself is as it should be."""
-_DAMAGE = frozenset(
-    {sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS, sqlite3.SQLITE_READONLY_DBMOVED}
-)
+_DAMAGE = frozenset({sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS, sqlite3.SQLITE_READONLY_DBMOVED})
 """Extended codes of the above that do mean damage."""
 
 
@@ -300,11 +298,15 @@ class Index:
                     score = max(least, self._item(row).value(now) * factor + gain)
                     db.execute("UPDATE objects SET score=?, tick=? WHERE id=?", (score, now, name))
 
-    def used(self, db: sqlite3.Connection) -> int:
-        """Bytes of all objects and of what living writers have reserved; a transaction forgets what dead ones had."""
+    def object_bytes(self, db: sqlite3.Connection) -> int:
+        """Bytes of all objects."""
         found = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM objects").fetchone()[0]
         self._expect(_is_count(found), "an object")
-        total = int(found)
+        return int(found)
+
+    def used(self, db: sqlite3.Connection) -> int:
+        """Bytes of all objects and of what living writers have reserved; a transaction forgets what dead ones had."""
+        total = self.object_bytes(db)
         for rid, host, pid, size in db.execute("SELECT id, host, pid, bytes FROM reservations").fetchall():
             self._expect(isinstance(host, str) and _is_count(pid) and _is_count(size), "a reservation")
             if host != HOST or alive(pid):

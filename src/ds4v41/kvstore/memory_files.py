@@ -71,7 +71,7 @@ class MemoryFiles:
         payload = self.get(name)[2]
         return drafter_rows(lambda at, n: payload[at : at + n].tobytes(), len(payload))
 
-    def both(self, name: bytes) -> tuple[Header, NDArray[np.uint8]]:
+    def both(self, name: bytes, kind: int) -> tuple[Header, NDArray[np.uint8]]:
         """Header and payload of an object."""
         header, _, payload = self.get(name)
         return header, payload

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class Entry:
 
 class Remote:
     """A folder of an fsspec file system. A failure never raises: it is reported (`state`, log), and the remote left
-    alone for a minute; what could not be sent meanwhile is sent afterwards."""
+    alone for a minute (`awake`)."""
 
     def __init__(self, url: str, folder: Path | None = None) -> None:
         """folder: of the store in front of it, which must not hold it."""
@@ -74,28 +74,26 @@ class Remote:
         if near and folder is not None and Path(self._base).resolve().is_relative_to(folder.resolve()):
             raise OptionError(f"remote: {shown(url)} lies in the store's own folder, {folder}; give another place")
         self.url = url
-        self.waiting: dict[bytes, Header] = {}
-        """What has yet to be sent."""
         self.reports: list[str] = []
         """Damaged objects that were met."""
         self.sent_bytes = self.fetched_bytes = 0
         self._bad: set[bytes] = set()
         self._failed = ""
-        self._until = 0.0
+        self.until = 0.0
+        """Left alone until then (time.monotonic)."""
 
     @property
     def state(self) -> str:
         """In words: reachable as far as is known, or what failed last."""
-        late = f", {len(self.waiting):,} objects wait to be sent" if self.waiting else ""
-        return f"{self.url}: {self._failed or 'no failure'}{late}"
+        return f"{self.url}: {self._failed or 'no failure'}"
 
     def awake(self) -> bool:
         """Is it worth a try?"""
-        return time.monotonic() >= self._until
+        return time.monotonic() >= self.until
 
     def _fail(self, doing: str, error: Exception) -> None:
         self._failed = f"{doing} failed: {type(error).__name__}: {error}"
-        self._until = time.monotonic() + PAUSE
+        self.until = time.monotonic() + PAUSE
         log.warning("%s: %s; left alone for %d s", self.url, self._failed, PAUSE)
 
     def _path(self, header: Header) -> str:
@@ -181,29 +179,15 @@ class Remote:
 
     # ---- to there ------------------------------------------------------------------------------------------------
 
-    def send(self, things: Sequence[Object]) -> None:
-        """Write objects that are not there yet; one that is damaged or shorter there is written over."""
-        for header, tokens, payload in things:
-            self.waiting[header.id] = header
-            if not self.awake():
-                continue
-            try:
-                self._send(header, tokens, payload)
-                self._failed = ""
-            except Exception as error:  # whatever a file system may raise
-                self._fail("writing", error)
-
-    def send_again(
-        self, tokens: Callable[[Header], NDArray[np.int32]], payload: Callable[[Header], NDArray[np.uint8]]
-    ) -> None:
-        """What was refused before, read by these functions."""
-        for header in list(self.waiting.values()):
-            if not self.awake():
-                return
-            try:
-                self.send([(header, tokens(header), payload(header))])
-            except OSError:  # it is gone or damaged here as well
-                self.waiting.pop(header.id, None)
+    def send(self, thing: Object) -> bool:
+        """Write an object that is not there yet, or over one that is damaged or shorter there; False when it failed."""
+        try:
+            self._send(*thing)
+        except Exception as error:  # whatever a file system may raise
+            self._fail("writing", error)
+            return False
+        self._failed = ""
+        return True
 
     def _send(self, header: Header, tokens: NDArray[np.int32], payload: NDArray[np.uint8]) -> None:
         path = self._path(header)
@@ -222,7 +206,6 @@ class Remote:
             file.commit()
             self.sent_bytes += header.file_bytes
             self._bad.discard(header.id)
-        self.waiting.pop(header.id, None)
 
     # ---- looking after it ----------------------------------------------------------------------------------------
 

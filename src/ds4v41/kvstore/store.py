@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -18,16 +17,18 @@ from numpy.typing import NDArray
 from ..checks import path_of
 from ..errors import OptionError, StoreError, shown
 from ..machine import human, parse_bytes
-from .files import HOST, Files, disk_bytes
+from .files import Files, disk_bytes
 from .find import Found, find
 from .format import ENCODER, FULL, KIND_NAMES, PAGE, Header, Prefixes
 from .index import Index, IndexDamaged, IndexRefused, Use
 from .memory_files import MemoryFiles
 from .mending import mended, open_index, set_aside
 from .objects import Object, new_frontier, new_pages
-from .policy import Item, off_ladder, victims
+from .policy import Item, off_ladder
 from .remote import WORTH_ASKING, Remote
 from .results import PruneResult, PutResult, StoreStats, VerifyResult
+from .room import Room
+from .sender import Sender
 from .sizes import default_budget
 from .upkeep import Upkeep
 
@@ -41,9 +42,6 @@ FILES_AT_ONCE = 64
 """Files that a restore has open together."""
 FRESH = 2.0
 """Score of what has just been put."""
-MARGIN, MARGIN_SHARE = 256 << 10, 4
-"""Room that a put leaves for what the index grows by, whose log alone takes 64 KiB before it is folded in; of a small
-budget a quarter."""
 
 
 class KVStore:
@@ -56,8 +54,8 @@ class KVStore:
     memory: bytes of a second tree in memory, above the folder's: what sessions of this process put is there as well,
         and is taken from there first. None: no such tree.
     remote: the URL of a shared folder behind this one, for any file system of fsspec ("s3://bucket/folder"; needs
-        `ds4v41[remote]`): what is put goes there too, and what is missing here is looked for there. The budget does not
-        count it, and nothing is deleted there.
+        `ds4v41[remote]`): what is put is sent there too, in the background (`flush` waits for it), and what is missing
+        here is looked for there. The budget does not count it, and nothing is deleted there.
     read_only: never write to the folder; puts are kept in `memory` or say that they were not kept. A folder that cannot
         be written to is opened like this by itself, with a warning.
 
@@ -83,6 +81,7 @@ class KVStore:
         if remote is not None and read_only:
             raise OptionError("remote and read_only do not go together: what comes from there is kept in the folder")
         self._remote = None if remote is None else Remote(remote, self.path)
+        self._sender = None if self._remote is None else Sender(self._remote, self._read_object)
         self._above = None if memory is None else KVStore(None, parse_bytes("memory", memory, 1))
         self._no_writes = "read_only=True" if read_only else ""
         self._given = None if budget is None else parse_bytes("budget", budget, 1)
@@ -116,14 +115,22 @@ class KVStore:
                 raise
             except PermissionError as error:
                 raise StoreError(f"{self.path}: this folder cannot be written to ({error.strerror})") from error
+            except (FileExistsError, NotADirectoryError) as error:
+                what = "a link to nowhere" if os.path.islink(error.filename) else "a file"
+                raise StoreError(f"{self.path}: expected a folder, found {what}: {error.filename}") from error
             except OSError as error:
                 raise StoreError(f"{self.path}: cannot be used as a store: {error}") from error
+        self._look_after()
+
+    def _look_after(self) -> None:
         self._upkeep = Upkeep(self._files, self._index)
+        self._room = Room(self._files, self._index, self._upkeep, str(self.path or "memory"))
 
     @mended
     def _begin(self) -> None:
         self._upkeep.adopt()
-        self.budget = self._given or (1 << 30 if self.path is None else default_budget(self.path, self._overhead()))
+        usual = 1 << 30 if self.path is None else default_budget(self.path, self._room.overhead())
+        self.budget = self._given or usual
         self._warn_once()
 
     def _mend(self, error: IndexDamaged) -> None:
@@ -138,14 +145,14 @@ class KVStore:
                 first = set_aside(self.path / "index.sqlite", error)
                 self._index, again = open_index(self.path)
                 self._damaged += filter(None, (first, again))
-            self._upkeep = Upkeep(self._files, self._index)
+            self._look_after()
             self._upkeep.adopt()
 
     def _warn_once(self) -> None:
-        used = self._usage()
+        used = self._room.usage()
         if used > self.budget:
             log.warning(
-                "%s holds %s, more than its budget of %s: prune(), or a put of something new, deletes the least useful",
+                "%s holds %s, more than its budget of %s: prune(), or the next put, deletes the least useful",
                 self.path, human(used), human(self.budget),
             )  # fmt: skip
 
@@ -192,7 +199,7 @@ class KVStore:
         try:
             for thing in remote.beyond(found, prefixes):  # without the lock: others need not wait for the network
                 with self._lock:
-                    kept = self._keep([thing], path, FRESH)
+                    kept = self._room.keep([thing], self.budget, path, FRESH)
                 if kept is None:
                     log.warning("%s: the budget leaves no room for more of what %s has", self.path, remote.url)
                     break
@@ -233,7 +240,7 @@ class KVStore:
             for item in items:
                 files = self._holder(item.id)._files
                 if isinstance(files, MemoryFiles):
-                    header, data = files.both(item.id)
+                    header, data = files.both(item.id, item.kind)
                     fd = -1
                 else:
                     fd, header = files.open(item.id, item.kind)
@@ -248,9 +255,7 @@ class KVStore:
                 elif header.payload_bytes != session.rows_bytes(header.begin, header.end):
                     raise StoreError(f"{header.source}: the rows have another size than this model's")
                 else:
-                    sources.append(
-                        (header.begin, header.end, fd, header.payload_offset, header.payload_sum, data)
-                    )
+                    sources.append((header.begin, header.end, fd, header.payload_offset, header.payload_sum, data))
             bad = session.read_pages(sources, tokens, None if in_memory is not None else window)
             if bad is not None:
                 item = items[bad[0]]
@@ -272,7 +277,7 @@ class KVStore:
         with contextlib.suppress(OSError):
             self._index.delete([item.id])
             if not self._no_writes:
-                self._unlink([item])
+                self._room.unlink([item])
         if not isinstance(error, FileNotFoundError):
             text = f"{KIND_NAMES[item.kind]} of positions {item.begin:,} to {item.end:,}: {error}"
             self._damaged.append(text)
@@ -330,7 +335,11 @@ class KVStore:
         with self._lock:
             try:
                 found = self._find_here(prefixes, False) if found is None else found
-                return self._put(session, prefixes, numerics, frontier, weight, found)
+                result = self._put(session, prefixes, numerics, frontier, weight, found)
+                if self._room.over(self.budget):
+                    self._write_uses()
+                    result = replace(result, deleted=result.deleted + self._room.trim(self.budget))
+                return result
             except IndexDamaged:
                 raise
             except OSError as error:
@@ -356,41 +365,26 @@ class KVStore:
             self._upkeep.adopt()
         self._write_uses()
         thinned = self._thin(found, position)
-        kept = self._keep(new, {item.id for item in path} - thinned, weight)
+        kept = self._room.keep(new, self.budget, {item.id for item in path} - thinned, weight)
         if kept is None:
             need = human(sum(disk_bytes(header.file_bytes) for header, _, _ in new))
             return PutResult(
                 position, False, why=f"not kept: it takes {need}, the budget of {human(self.budget)} leaves less"
             )
         size, deleted = kept
-        self._send(new)
+        if self._sender is not None:
+            self._sender.add(header for header, _, _ in new)
         self.touch(found.pages, 0.0)
         # What lies behind the tip is needed less: it is there for rewinds only.
         behind = [f for f in found.all_frontiers() if f.end < position and f.value(f.tick) <= FRESH]
         self.touch(behind, 0.0, 0.5, 0.0)
         return PutResult(position, True, size, deleted + len(thinned))
 
-    def _keep(self, new: list[Object], protected: set[bytes], weight: float) -> tuple[int, int] | None:
-        """Write objects within the budget: (bytes, objects deleted for them); None when they do not fit."""
-        need = sum(disk_bytes(header.file_bytes) for header, _, _ in new)
-        reservation, deleted, fits = self._make_room(need, protected)
-        if not fits:
-            return None
-        try:
-            return self._write(new, reservation, weight), deleted
-        except BaseException:
-            self._release(reservation)
-            raise
-
-    def _send(self, new: Sequence[Object]) -> None:
-        """To the remote: these, and what it refused before."""
-        if self._remote is None:
-            return
-        self._remote.send(new)
-        self._remote.send_again(
-            lambda h: self._files.tokens(h.id) if h.kind == PAGE else np.zeros(0, np.int32),
-            lambda h: self._files.payload(h.id, h.kind),
-        )
+    def _read_object(self, header: Header) -> Object:
+        """An object of this tree as it is now (a frontier may have been replaced by a better one), for the remote."""
+        there, payload = self._files.both(header.id, header.kind)
+        tokens = self._files.tokens(header.id) if header.kind == PAGE else np.zeros(0, np.int32)
+        return there, tokens, payload
 
     def _lacks_drafter(self, there: Item, session: _ext.Session) -> bool:
         """Does the session know more rows of its drafter than the frontier that is stored at its position?"""
@@ -411,83 +405,10 @@ class KVStore:
         gone = [f for f in there if f.end in off or (f.kind == ENCODER and f.end in found.frontiers)]
         if gone:
             self._index.delete([item.id for item in gone])
-            self._unlink(gone)
+            self._room.unlink(gone)
         return {item.id for item in gone}
 
-    def _make_room(self, need: int, protected: set[bytes]) -> tuple[int, int, bool]:
-        """Reserve `need` bytes, deleting what is least useful: (reservation, objects deleted, whether it fits)."""
-        overhead = self._overhead() + min(MARGIN, self.budget // MARGIN_SHARE)
-        with self._index.writing() as db:
-            over = self._index.used(db) + overhead + need - self.budget
-            chosen: list[Item] = []
-            if over > 0:
-                now = self._index.tick()
-                chosen = victims(self._index.items(), over, protected, now)
-                if sum(item.bytes for item in chosen) < over:
-                    return 0, 0, False
-                db.executemany("DELETE FROM objects WHERE id=?", [(item.id,) for item in chosen])
-            freed = sum(item.bytes for item in chosen)  # not free before the files are gone
-            cursor = db.execute(
-                "INSERT INTO reservations(host, pid, bytes) VALUES (?,?,?)", (HOST, os.getpid(), need + freed)
-            )
-            reservation = int(cursor.lastrowid or 0)
-        if chosen:
-            log.info("%s: %d objects (%s) make room", self.path or "memory", len(chosen), human(freed))
-            try:
-                self._unlink(chosen)
-                with self._index.writing() as db:
-                    db.execute("UPDATE reservations SET bytes=? WHERE id=?", (need, reservation))
-            except BaseException:
-                self._release(reservation)
-                raise
-        return reservation, len(chosen), True
-
-    def _release(self, reservation: int) -> None:
-        with contextlib.suppress(StoreError), self._index.writing() as db:
-            db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
-
-    def _write(self, new: list[Object], reservation: int, weight: float) -> int:
-        before = self._files.written
-        aside: list[tuple[Path, Header]] = []
-        try:
-            for header, tokens, payload in new:
-                aside.append((self._files.write(header, tokens, payload), header))
-            size = self._files.written - before
-            # Names and rows appear under one lock, and files disappear under the same: see _unlink.
-            with self._index.writing() as db:
-                for path, header in aside:
-                    self._files.publish(path, header)
-                self._files.sync()
-                self._index.insert((header for _, header in aside), weight, db)
-                db.execute("DELETE FROM reservations WHERE id=?", (reservation,))
-                db.execute("UPDATE meta SET value=value+? WHERE key='written'", (size,))
-        except BaseException:
-            for path, _ in aside:
-                self._files.discard(path)
-            with contextlib.suppress(OSError):
-                self._unlink([header for _, header in aside])
-            raise
-        self._index.shrink()
-        return size
-
-    def _unlink(self, objects: Sequence[Item | Header]) -> None:
-        """Delete files that no row names. Under the lock of the index, so that nobody is just about to list one."""
-        if not objects:
-            return
-        with self._index.writing() as db:
-            for item in objects:
-                if db.execute("SELECT 1 FROM objects WHERE id=?", (item.id,)).fetchone() is None:
-                    self._files.remove(item.id, item.kind)
-
     # ---- looking after it ----------------------------------------------------------------------------------------
-
-    def _overhead(self) -> int:
-        """Bytes on disk that are no objects: index, folders, foreign files, leftovers of writers."""
-        return self._upkeep.overhead + self._files.folder_bytes() + self._index.file_bytes()
-
-    def _usage(self) -> int:
-        with self._index.reading() as db:
-            return self._index.used(db) + self._overhead()
 
     @mended
     def stats(self) -> StoreStats:
@@ -499,7 +420,7 @@ class KVStore:
         return StoreStats(
             path=str(self.path) if self.path else "memory",
             budget=self.budget,
-            disk_bytes=self._usage(),
+            disk_bytes=self._room.usage(),
             pages=sum(n for n, _ in pages),
             page_bytes=sum(size for _, size in pages),
             frontiers=sum(n for n, _ in others),
@@ -509,8 +430,8 @@ class KVStore:
             written_bytes=self._index.written(),
             restored_tokens=self._restored,
             damaged=(*self._damaged, *(self._remote.reports if self._remote else ())),
-            remote=self._remote.state if self._remote else "",
-            memory_bytes=0 if self._above is None else self._above._usage(),
+            remote=self._sender.state if self._sender else "",
+            memory_bytes=0 if self._above is None else self._above._room.usage(),
             read_only=self._no_writes,
         )
 
@@ -530,36 +451,18 @@ class KVStore:
             self._write_uses()
             adopted = self._upkeep.adopt()
             leftovers = [] if dry_run else self._upkeep.sweep()
-            chosen = self._surplus(limit)
+            chosen = self._room.surplus(limit)
             if not dry_run:
-                self._delete(chosen)
+                self._room.delete(chosen)
             names = tuple(f"{KIND_NAMES[i.kind]} {i.begin}-{i.end} {i.id.hex()[:16]}" for i in chosen)
             freed = sum(item.bytes for item in chosen)
-            return PruneResult(dry_run, names, freed, adopted, len(leftovers), self._usage(), limit)
-
-    def _surplus(self, limit: int) -> list[Item]:
-        """What has to go so that the store takes `limit` bytes."""
-        with self._index.reading() as db:
-            over = self._index.used(db) + self._overhead() + min(MARGIN, limit // MARGIN_SHARE) - limit
-            return victims(self._index.items(), over, (), self._index.tick())
-
-    def _delete(self, items: Sequence[Item]) -> None:
-        """Delete objects: first the rows, so that no other process counts on the files; on a disk that is full to the
-        last byte, where the index cannot write either, first the files (others will then miss them)."""
-        if not items:
-            return
-        try:
-            self._index.delete(item.id for item in items)
-        except IndexRefused:
-            for item in items:
-                self._files.remove(item.id, item.kind)
-            self._index.delete(item.id for item in items)
-        self._unlink(items)
-        self._index.shrink()
+            return PruneResult(dry_run, names, freed, adopted, len(leftovers), self._room.usage(), limit)
 
     @mended
     def verify(self) -> VerifyResult:
-        """Read every object, here and in the remote, and compare every checksum; deletes nothing."""
+        """Read every object, here and in the remote, and compare every checksum; deletes nothing. What waits to be
+        sent is sent first."""
+        self.flush()
         here = self._upkeep.verify()
         n, size, faults = self._remote.verify() if self._remote is not None else (0, 0, [])
         return replace(here, checked=here.checked + n, bytes=here.bytes + size, damaged=(*here.damaged, *faults))
@@ -575,13 +478,19 @@ class KVStore:
         """Every object, by position."""
         return sorted(self._index.items(), key=lambda i: (i.begin, i.end, i.id))
 
+    def flush(self) -> bool:
+        """Wait until what was put is in the remote as well; False when that fails (`stats().remote` says why). Without
+        a remote there is nothing to wait for: a put that returned is on the disk."""
+        return self._sender is None or self._sender.flush()
+
     def close(self) -> None:
-        """Close the index; the store stays on disk."""
+        """Close the index, after what waits for a remote that answers has been sent; the store stays on disk."""
         if self._above is not None:
             self._above.close()
-        self._send([])
-        if self._remote is not None and self._remote.waiting:
-            log.warning("closed before all was sent: %s", self._remote.state)
+        if self._sender is not None:
+            self._sender.close()
+            if self._sender.waiting:
+                log.warning("closed before all was sent: %s", self._sender.state)
         self._write_uses()
         self._index.close()
 
