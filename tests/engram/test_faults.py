@@ -117,21 +117,21 @@ def test_loading_into_memory_fails_with_the_disk(table: Table) -> None:
 
 
 def test_letting_go_does_not_wait_for_the_disk(table: Table) -> None:
-    rows_of = engram(table, threads=2, faults={"delay": 0.3})
+    rows_of = engram(table, threads=2, faults={"delay": 1.0})
     begin = time.perf_counter()
     ticket = rows_of.request(0, np.arange(0, 1000, 90))
     ticket.abandon()
     del ticket
-    assert time.perf_counter() - begin < 0.2
+    assert time.perf_counter() - begin < 0.8
 
 
 def test_closing_with_reads_in_flight_waits_only_for_those(table: Table) -> None:
-    rows_of = engram(table, threads=2, faults={"delay": 0.1})
-    ticket = rows_of.request(0, np.arange(0, 1000, 90))  # 12 reads: 0.6 s
+    rows_of = engram(table, threads=2, faults={"delay": 0.4})
+    ticket = rows_of.request(0, np.arange(0, 1000, 90))  # 12 reads: 2.4 s
     time.sleep(0.02)
     begin = time.perf_counter()
     del ticket, rows_of
-    assert time.perf_counter() - begin < 0.4
+    assert time.perf_counter() - begin < 1.6
 
 
 def test_options_that_make_no_sense(table: Table) -> None:

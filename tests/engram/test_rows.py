@@ -130,15 +130,15 @@ def test_memory_needs_no_threads_for_a_step(tables: list[Table]) -> None:
 
 
 def test_reads_of_a_step_overlap(tables: list[Table]) -> None:
-    """48 rows of two tables at 60 ms a read take about one read, not 48."""
-    rows_of = engram(*tables, threads=96, faults={"delay": 0.06})
+    """48 rows of two tables at 300 ms a read take about one read, not 48."""
+    rows_of = engram(*tables, threads=96, faults={"delay": 0.3})
     rows = np.arange(0, 2400, 100)
     begin = time.perf_counter()
     tickets = [rows_of.request(table, rows) for table in (0, 1)]
-    assert time.perf_counter() - begin < 0.06  # asking does not wait
+    assert time.perf_counter() - begin < 0.3  # asking does not wait
     seconds = sum(ticket.wait()[1] for ticket in tickets)
-    assert 0.03 < seconds < 3 * 0.06
-    assert rows_of.counters()["read_seconds"] > 48 * 0.06
+    assert seconds < 3 * 0.3
+    assert rows_of.counters()["read_seconds"] > 48 * 0.3
 
 
 def test_a_step_overtakes_a_chunk_that_is_read_ahead(tables: list[Table]) -> None:

@@ -217,12 +217,12 @@ def test_a_session_goes_on_after_an_error_that_passes(plain: np.ndarray, tmp_pat
 
 
 def test_cancel_does_not_wait_for_the_disk() -> None:
-    with nano({"delay": 0.5}, cache=0, threads=1) as model, model.session(64) as session:
+    with nano({"delay": 2.0}, cache=0, threads=1) as model, model.session(64) as session:
         threading.Timer(0.1, session.cancel).start()
         begin = time.perf_counter()
         with pytest.raises(Cancelled):
             session.prefill(TOKENS[:20])
-        assert time.perf_counter() - begin < 0.45
+        assert time.perf_counter() - begin < 1.8
         assert session.position == 0
 
 
