@@ -68,11 +68,13 @@ class Machine(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 5, 16, 64, 200]),  # the decoder's cone is 15 rows and the slack, which is `retain`
         decoder=st.sampled_from(DECODERS),
         budget=st.sampled_from(["64 MiB", "64 MiB", "600 KB"]),
+        shared=st.booleans(),
     )
-    def begin(self, on_disk: bool, retain: int, chunk: int, decoder: str, budget: str) -> None:
+    def begin(self, on_disk: bool, retain: int, chunk: int, decoder: str, budget: str, shared: bool) -> None:
         self.options = {"retain": retain, "chunk": chunk, "decoder": decoder}
         self.tag = MATRIX_TAG if self.matrix else 0
-        self.store = ds4v41.KVStore(self.folder / "store" if on_disk else None, budget=budget)
+        self.remote = f"file://{self.folder}/remote" if shared else None
+        self.store = ds4v41.KVStore(self.folder / "store" if on_disk else None, budget=budget, remote=self.remote)
         self.sessions.append((session(store=self.store, matrix=self.matrix, **self.options), []))
 
     def teardown(self) -> None:
@@ -222,11 +224,12 @@ class Machine(RuleBasedStateMachine):
         self.check(s, ids)
 
     def spoil(self, which: Sequence[int], how: str, at: float) -> None:
-        """Something happens to objects of the store."""
-        objects = self.folder / "store" / "objects"
-        files = sorted(objects.iterdir()) if objects.is_dir() else []
+        """Something happens to objects of the store, or of the remote behind it."""
+        places = self.folder / "store" / "objects", self.folder / "remote"
+        files = sorted(path for place in places for path in place.rglob("*.*") if path.is_file())
         for path in {files[i % len(files)] for i in which if files}:
-            damage(path, how, at)
+            with suppress(FileNotFoundError):  # sent under a name of its own just now
+                damage(path, how, at)
 
     @rule(
         which=st.lists(st.integers(0, 99), min_size=1, max_size=3),
@@ -243,6 +246,24 @@ class Machine(RuleBasedStateMachine):
         self.seen.append(list(ids))
         s.close()
         self.sessions.append((session(store=self.store, matrix=self.matrix, **self.options), []))
+
+    @precondition(lambda self: self.remote)
+    @rule(of=st.integers(0, 9), cut=st.integers(0, 40), n=st.sampled_from([1, 10, 300]), sent=st.booleans())
+    def elsewhere(self, of: int, cut: int, n: int, sent: bool) -> None:
+        """Another machine goes on with one of the prompts, from what the remote has by then; what it adds is there for
+        the others."""
+        assert self.store is not None
+        old = [*(ids for _, ids in self.sessions), *self.seen[::-1]]
+        base = [t & ~MATRIX_TAG for t in old[of % len(old)]]
+        prompt = (base[: max(0, len(base) - cut)] + tokens(n, cut).tolist())[:LONGEST]
+        if sent:
+            self.store.flush()
+        store = ds4v41.KVStore(self.folder / "elsewhere", budget="64 MiB", remote=self.remote)
+        with store, session(store=store, matrix=self.matrix, **self.options) as s:
+            row = s.advance_to(np.array(prompt, np.int32))
+            event(f"elsewhere restored {s.stats.restored > 0}")
+            self.check(s, [t | self.tag for t in prompt], row)
+        self.seen.append(prompt)
 
     @rule(seed=st.integers(0, 999), share=st.sampled_from([0.1, 0.5, 1.0]), frontiers=st.booleans())
     def lose(self, seed: int, share: float, frontiers: bool) -> None:
