@@ -47,7 +47,7 @@ class Sender:
         """Objects to be sent, in this order, after those that wait."""
         with self._change:
             self._waiting.update((header.id, header) for header in headers)
-            if self._waiting and self._thread is None and not self._closed:
+            if self._waiting and not self._running() and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="ds4v41-remote", daemon=True)
                 self._thread.start()
             self._change.notify_all()
@@ -56,7 +56,7 @@ class Sender:
         """Wait until all is sent, or the remote fails; True when nothing waits any more."""
         with self._change:
             before = self._failures
-            while self._waiting and self._thread is not None and self._remote.awake() and self._failures == before:
+            while self._waiting and self._running() and self._remote.awake() and self._failures == before:
                 self._change.wait(0.2)
             return not self._waiting
 
@@ -70,6 +70,9 @@ class Sender:
         if thread is not None:
             thread.join()
         atexit.unregister(self._at_exit)
+
+    def _running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()  # a forked process has none of them
 
     def _run(self) -> None:
         while True:
