@@ -24,6 +24,7 @@ class CpuBackend final : public Backend {
   void submit() override {}
   Latch* latch() override { return nullptr; }
   void abandon() noexcept override {}
+  bool device_work(DeviceWork*) const override { return false; }
   void set_poll(Poll* poll) override { poll_ = poll; }
   void set_class(NumericClass c) override { class_ = c; }
 

@@ -100,9 +100,11 @@ Size Device::maxThreadsPerThreadgroup() const { return Size(1024, 1024, 64); }
 CommandQueue* Device::newCommandQueue() { return newCommandQueue(64); }
 CommandQueue* Device::newCommandQueue(NS::UInteger most) { return new CommandQueue(most); }
 
-Buffer* Device::newBuffer(NS::UInteger length, ResourceOptions) {
+// Private: on the device alone; contents() is then its address there, which the host must not look at.
+Buffer* Device::newBuffer(NS::UInteger length, ResourceOptions options) {
   if (length == 0) return nullptr;
-  void* p = Driver::get().alloc_managed(length);
+  const bool own = (options & ResourceStorageModePrivate) != 0;
+  void* p = own ? reinterpret_cast<void*>(Driver::get().alloc_device(length)) : Driver::get().alloc_managed(length);
   g_allocated += length;
   return new Buffer(p, length, length);
 }

@@ -245,6 +245,12 @@ class Latch {
   ~Latch() = default;
 };
 
+// What a device did so far of what one back end issued.
+struct DeviceWork {
+  int64_t dispatches = 0;
+  double seconds = 0.0;  // of the device, in all that was waited for; siblings' included
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -273,6 +279,9 @@ class Backend {
   virtual Latch* latch() = 0;
   // After a failure: nothing that was issued runs any more when this returns, done or not.
   virtual void abandon() noexcept = 0;
+
+  // False: there is no device, so that the time of the calls is the time of the work.
+  virtual bool device_work(DeviceWork* work) const = 0;
 
   // The stop question for the calls that follow, or null. An operation that was stopped throws Cancelled.
   virtual void set_poll(Poll* poll) = 0;

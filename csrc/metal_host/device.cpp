@@ -140,6 +140,22 @@ Ref<MTL::Buffer> Device::new_buffer(size_t bytes) {
   return buffer;
 }
 
+Ref<MTL::Buffer> Device::new_weights(size_t bytes) {
+  const Pool pool;
+  bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+#ifdef DS4_CUDA
+  constexpr auto kMode = MTL::ResourceStorageModePrivate;
+#else
+  constexpr auto kMode = MTL::ResourceStorageModeShared;  // one memory; and private buffers have no address there
+#endif
+  if (bytes > device_->maxBufferLength())
+    throw MemoryPlanError("[metal] " + std::to_string(bytes) + " bytes of weights in one piece; the device's largest buffer has " +
+                          std::to_string(device_->maxBufferLength()));
+  Ref<MTL::Buffer> buffer(device_->newBuffer(bytes, kMode));
+  if (!buffer) throw MemoryPlanError("[metal] the device refused " + std::to_string(bytes) + " bytes for weights; make a smaller model");
+  return buffer;
+}
+
 Ref<MTL::Buffer> Device::wrap(const void* page, size_t bytes) {
   const Pool pool;
   Ref<MTL::Buffer> buffer(device_->newBuffer(page, bytes, MTL::ResourceStorageModeShared, nullptr));

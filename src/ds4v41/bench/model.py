@@ -36,6 +36,8 @@ def fill(session: Session, position: int, seed: int = 1) -> None:
 
 def _warm(model: Model) -> None:
     """Bring every page of the weights into memory and into this process, so that no step waits for the disk."""
+    if model.checkpoint.made is not None:  # it was written a moment ago, and a device's memory is no page of ours
+        return
     for tensor in model.checkpoint.tensors.values():
         if tensor.segment is not None:
             int(tensor.view()[::4096].sum(dtype=np.uint64))

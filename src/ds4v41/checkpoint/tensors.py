@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,13 @@ from .config import ModelConfig
 from .finite import find_non_finite
 
 Bytes = NDArray[np.uint8]
+
+
+class Segment(Protocol):
+    """Memory in which tensors lie."""
+
+    def bytes(self, offset: int, nbytes: int) -> Bytes:
+        """Read-only view of a part."""
 
 
 class FileSegment:
@@ -68,7 +75,7 @@ class Tensor:
     offset: int
     """Absolute position of the first byte in the file."""
     nbytes: int
-    segment: FileSegment | None = field(default=None, repr=False, compare=False)
+    segment: Segment | None = field(default=None, repr=False, compare=False)
     """The mapped range that holds it; None for Engram tables, which are read from the file row by row."""
 
     def view(self) -> Bytes:
@@ -122,6 +129,9 @@ class Checkpoint:
     """Faults found when opened with strict=False; empty otherwise, since faults raise."""
     stored_token_map: Sequence[int] | None = None
     """Token map stored in the file itself (GGUF)."""
+    made: str | None = None
+    """Of a synthetic model in memory: what all its bytes follow from. There is no file, and the host may not be able to
+    look at the tensors."""
     _token_map: list[int] | None = field(default=None, repr=False)
 
     @property
