@@ -141,10 +141,10 @@ def _numbers(dtype: str, mean: float, std: float) -> U32:
     values = (mean + std * _normal_quantiles(_NUMBERS)).astype(np.float32)
     if dtype == "F16":
         return values.astype("<f2").view(np.uint16).astype(np.uint32)
-    bits = values.view(np.uint32)
+    bits: U32 = values.view(np.uint32)
     if dtype == "BF16":
-        bits = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-    return bits.astype(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint32)
+    return bits
 
 
 def _table(heads: NDArray[Any], codes: NDArray[Any]) -> U32:

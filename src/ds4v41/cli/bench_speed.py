@@ -43,20 +43,19 @@ def _measure(args: Namespace) -> dict[str, Any]:
     if args.what == "decode":
         if len(contexts) > 1:
             raise UsageError("bench decode: --context takes one position (bench depth takes several)")
-        more = {"context": contexts[0]} if contexts else {}
-        return bench.decode(args.model, steps=args.steps, threads=args.threads, **more)
+        more: dict[str, Any] = {"context": contexts[0]} if contexts else {}
+        return bench.decode(args.model, steps=args.steps, threads=args.threads, backend=args.backend, **more)
     if args.what == "depth":
-        return bench.depth(
-            args.model, steps=args.steps, threads=args.threads, **({"contexts": contexts} if contexts else {})
-        )
+        more = {"contexts": contexts} if contexts else {}
+        return bench.depth(args.model, steps=args.steps, threads=args.threads, backend=args.backend, **more)
     lengths: dict[str, Any] = {"tokens": contexts} if contexts else {}
     if args.behind is not None:
         lengths["behind"] = _numbers("behind", args.behind)
-    return bench.prefill(args.model, threads=args.threads, matrix=args.matrix, **lengths)
+    return bench.prefill(args.model, threads=args.threads, matrix=args.matrix, backend=args.backend, **lengths)
 
 
 def _probe(args: Namespace) -> dict[str, Any]:
-    return {"threads": args.threads, "gib": args.gib, "huge_pages": not args.small_pages}
+    return {"threads": args.threads, "gib": args.gib, "huge_pages": not args.small_pages, "backend": args.backend}
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

@@ -230,8 +230,10 @@ def _add_bench_speed(commands: Any) -> None:
         parser.set_defaults(what=name)
         if name not in ("select", "ab"):  # one thread; a side's own option
             parser.add_argument("--threads", type=int, metavar="N", help="worker threads (default: all cores)")
+        if name in ("roof", "ops", "decode", "depth", "prefill"):
+            parser.add_argument("--backend", default="auto", metavar="NAME", help="auto, cpu, ..., or metal, cuda")
         if name in ("roof", "ops"):
-            parser.add_argument("--gib", type=float, default=4.0, metavar="G", help="memory to touch (default 4)")
+            parser.add_argument("--gib", type=float, metavar="G", help="memory to touch (default 4; a device: 2)")
             parser.add_argument("--small-pages", action="store_true", help="without huge pages")
         if name == "ops":
             parser.add_argument("--types", metavar="T,T", help="row types (default all)")
