@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,6 +116,20 @@ def test_roof_and_ops() -> None:
         bench.roof(backend="gpu")
     with pytest.raises(BackendError, match="is not here"):
         device.Roof("cuda" if PLACE == "metal" else "metal")
+
+
+def test_the_benchmark_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """benchmarks/device_steps.py, as it will run on a GPU, on a small model made on the device."""
+    script = Path(__file__).parents[2] / "benchmarks" / "device_steps.py"
+    out = tmp_path / "r.json"
+    words = "--shape tiny --layers 7 --experts 5 --contexts 100 --rows 2 --steps 2 --prefill 20 --backend"
+    monkeypatch.setattr("sys.argv", [str(script), *words.split(), PLACE, "--json", str(out)])
+    runpy.run_path(str(script), run_name="__main__")
+    found = json.loads(out.read_text())
+    (step,) = found["steps"]
+    assert step["rows_ms"]["2"] > 0 and step["waits"] == 1 and step["ledger_clock"] == "device"
+    assert step["ledger_ms"]["moe"] > 0 and found["roof"]["roof_gb_s"] > 0 and found["prefill"][0]["tokens"] == 20
+    assert found["model"].startswith("synthetic tiny, 7 layers")
 
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
