@@ -257,6 +257,8 @@ class Backend {
 
   // Memory that the operations may touch; zeroed, committed as it is written.
   virtual void* alloc(size_t bytes) = 0;
+  // The same for what the host writes or reads in every run.
+  virtual void* alloc_for_host(size_t bytes) = 0;
   virtual void free(void* p, size_t bytes) = 0;
   // May pages of alloc() be replaced by mappings of the same size? Then forks share memory; else they copy it.
   virtual bool remappable() const { return false; }

@@ -41,6 +41,7 @@ class Ledger final : public Backend {
   Ledger(std::unique_ptr<Backend> inner, const Shape& shape, const std::vector<LayerWeights>& layers, bool drafter = false);
 
   void* alloc(size_t bytes) override { return inner_->alloc(bytes); }
+  void* alloc_for_host(size_t bytes) override { return inner_->alloc_for_host(bytes); }
   void free(void* p, size_t bytes) override { inner_->free(p, bytes); }
   const char* name() const override { return inner_->name(); }
   size_t working_bytes() const override { return inner_->working_bytes(); }

@@ -42,7 +42,8 @@ MetalBackend::~MetalBackend() {
     if (b.buffer) device_.forget(b.buffer->contents());
 }
 
-void* MetalBackend::alloc(size_t bytes) { return device_.alloc(bytes); }
+void* MetalBackend::alloc(size_t bytes) { return device_.alloc(bytes, false); }
+void* MetalBackend::alloc_for_host(size_t bytes) { return device_.alloc(bytes, true); }
 void MetalBackend::free(void* p, size_t) { device_.free(p); }
 
 Backend* MetalBackend::sibling(const Shape& shape) const {

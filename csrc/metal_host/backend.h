@@ -35,6 +35,7 @@ class MetalBackend final : public Backend {
   ~MetalBackend() override;
 
   void* alloc(size_t bytes) override;
+  void* alloc_for_host(size_t bytes) override;
   void free(void* p, size_t bytes) override;
   const char* name() const override { return kName; }
   size_t working_bytes() const override { return most_work_; }

@@ -111,7 +111,9 @@ class Device {
   // False when [p, p + 1) is not known.
   bool find(const void* p, Place* place) const;
 
-  void* alloc(size_t bytes);
+  // for_host: the host writes or reads it in every run.
+  Ref<MTL::Buffer> new_host_buffer(size_t bytes);  // CUDA
+  void* alloc(size_t bytes, bool for_host = false);
   void free(void* p);
 
   Counters counters;  // under no lock: back ends of one session at a time are counted
