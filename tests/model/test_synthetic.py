@@ -15,7 +15,9 @@ from ds4v41.errors import BackendError, OptionError
 from ds4v41.synth_gguf import _plan
 from tests.ref import synth_units as ref
 
-DEVICE = pytest.param("metal", marks=pytest.mark.skipif(not hasattr(_ext, "standin"), reason="no stand-in for Metal"))
+PLACE = next((name for name in ("metal", "cuda") if not _ext.device_missing(name)), None)
+needs_device = pytest.mark.skipif(PLACE is None, reason="no device, and no stand-in for one")
+DEVICE = pytest.param(PLACE, marks=needs_device)
 SIZES: dict[str, Any] = {"layers": 7, "experts": 5, "engram_rows": 2000}
 
 
@@ -64,11 +66,11 @@ def test_the_same_as_through_a_file(tmp_path: Path, recipe: str, backend: str) -
         assert model.engram is not None and model.engram.mode == "made" and model.engram.rows > 0
 
 
-@pytest.mark.skipif(not hasattr(_ext, "standin"), reason="no stand-in for Metal")
+@needs_device
 @pytest.mark.parametrize("recipe", ["fp8fp4", "bf16"])
 def test_types_of_official_folders_on_both(recipe: str) -> None:
     rows = []
-    for backend in ("cpu", "metal"):
+    for backend in ("cpu", PLACE):
         with ds4v41.Model.synthetic("tiny", **SIZES, recipe=recipe, backend=backend) as model:
             assert model.activations == ("fp8" if recipe == "fp8fp4" else "bf16")
             rows.append(logits(model))
@@ -111,4 +113,4 @@ def test_bad_options() -> None:
     with pytest.raises(OptionError, match="shape"):
         ds4v41.Model.synthetic("large")  # type: ignore[arg-type]
     with pytest.raises(BackendError):
-        ds4v41.Model.synthetic("tiny", **SIZES, backend="cuda" if hasattr(_ext, "standin") else "metal")
+        ds4v41.Model.synthetic("tiny", **SIZES, backend="metal" if PLACE != "metal" else "cuda")
