@@ -93,6 +93,10 @@ class MemorySegment:
         """A view; of a device with memory of its own it is a name that only the extension follows."""
         return self._array[offset : offset + nbytes]
 
+    def copy(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """From wherever it lies."""
+        return self.memory.read(offset, nbytes)
+
 
 # ---- units ----------------------------------------------------------------------------------------------------------
 

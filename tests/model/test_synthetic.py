@@ -88,6 +88,22 @@ def test_ids_say_what_the_bytes_follow_from() -> None:
     assert len(ids) == 3
 
 
+@pytest.mark.parametrize("backend", ["cpu", DEVICE])
+@pytest.mark.parametrize("recipe", ["q4", "fp8fp4"])
+def test_tensors_can_be_read_from_wherever_they_lie(backend: str, recipe: str) -> None:
+    with ds4v41.Model.synthetic("tiny", **SIZES, recipe=recipe, backend=backend) as model:
+        tensors = model.checkpoint.tensors
+        model.checkpoint.check()
+        made = next(m for m in synthetic.plan(model.config, recipe) if m.name == "layers.3.ffn.experts.w2.weight")
+        units = synthetic.units_for(made)
+        want = bytes_of(units, made.name, 1, made.nbytes // units.unit_bytes)
+        if recipe == "q4":
+            assert tensors[made.name].read() == want and tensors[made.name].read(17, 100) == want[17:117]
+        else:
+            size = made.nbytes // 5
+            assert tensors["layers.3.ffn.experts.2.w2.weight"].read() == want[2 * size : 3 * size]
+
+
 def test_progress_and_the_sizes_of_the_plan() -> None:
     seen: list[tuple[int, int]] = []
     with ds4v41.Model.synthetic("tiny", **SIZES, progress=lambda done, total: seen.append((done, total))) as model:

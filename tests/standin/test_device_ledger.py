@@ -101,6 +101,12 @@ def test_bench_on_a_device() -> None:
     assert result["isa"] == PLACE and result["clock"] == "device" and ("note" in result) == (STANDIN is not None)
 
 
+def test_sides_on_a_device_are_compared_by_wall_time() -> None:
+    result = bench.compare(None, {"backend": "cpu"}, {"backend": PLACE}, pairs=2)
+    assert result["clock"] == "wall" and result["outputs_equal"] and result["ratio"] == result["wall_ratio"]
+    assert bench.compare(None, {}, {"threads": 1}, pairs=2)["clock"] == "cpu"
+
+
 def test_roof_and_ops() -> None:
     found = bench.roof(backend=PLACE, gib=0.01)
     assert found["roof_gb_s"] >= found["roof_wall_gb_s"] > 0 and 0 < found["dispatch_us"] <= found["dispatch_wall_us"]

@@ -25,6 +25,9 @@ class Segment(Protocol):
     def bytes(self, offset: int, nbytes: int) -> Bytes:
         """Read-only view of a part."""
 
+    def copy(self, offset: int, nbytes: int) -> Bytes | None:
+        """A copy of a part where there is no file; None where there is, to be read there."""
+
 
 class FileSegment:
     """A byte range [start, end) of one file, mapped read-only when it is first looked at, and then shared.
@@ -46,6 +49,9 @@ class FileSegment:
                 self._map = self._open()
         first = offset - self.start
         return self._map[first : first + nbytes]
+
+    def copy(self, offset: int, nbytes: int) -> None:
+        """See `Segment`."""
 
     def _open(self) -> Bytes:
         if self.start == self.end:
@@ -92,6 +98,8 @@ class Tensor:
         nbytes = self.nbytes - start if nbytes is None else nbytes
         if start < 0 or nbytes < 0 or start + nbytes > self.nbytes:
             raise IndexError(f"{self.name}: bytes {start}..{start + nbytes} are outside of its {self.nbytes} bytes")
+        if self.segment is not None and (found := self.segment.copy(self.offset + start, nbytes)) is not None:
+            return found.tobytes()
         pieces: list[bytes] = []
         position, end = self.offset + start, self.offset + start + nbytes
         with open(self.file, "rb", buffering=0) as file:
@@ -166,6 +174,8 @@ class Checkpoint:
         Raises CheckpointError that names the first such value of every bad tensor. Engram tables are not read: their
         rows are checked when they are used.
         """
+        if self.made is not None:  # finite by the way they are made, and perhaps where only a device can look
+            return
         mapped = [tensor for tensor in self.tensors.values() if tensor.segment is not None]
         total, done, problems = sum(tensor.nbytes for tensor in mapped), 0, []
         for tensor in mapped:
