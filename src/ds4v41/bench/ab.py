@@ -43,8 +43,8 @@ def compare(
     *,
     pairs: int = 15,
 ) -> dict[str, Any]:
-    """Run `pairs` pairs of steps, A and B in turn (ABBA), on the same tokens. `ratio` is time A / time B of CPU time, or
-    of wall time when a side is on a device, whose work is not this process's CPU time.
+    """Run `pairs` pairs of steps, A and B in turn (ABBA), on the same tokens. `ratio` is time A / time B: CPU time, or
+    wall time when a side is on a device, whose work is not this process's CPU time.
 
     Every step starts from the same position, so sides with another number of rows are compared in the rows that both
     have. Raises StateError when the logits of the two differ in a single bit.
