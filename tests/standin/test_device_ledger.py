@@ -143,6 +143,10 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["clock"] == "device"
     assert main(["bench", "decode", "--backend", PLACE, "--context", "20", "--steps", "1", "--ledger"]) == 0
     assert "device ms/run" in capsys.readouterr().out
+    small = ["--synthetic", "q4", "--layers", "6", "--experts", "6"]
+    assert main(["bench", "decode", *small, "--layers", "3"]) == 2 and "layers" in capsys.readouterr().err
+    assert main(["bench", "depth", "--layers", "6"]) == 2 and "--synthetic" in capsys.readouterr().err
+    assert main(["bench", "prefill", *small, "--model", "x.gguf"]) == 2 and "one of them" in capsys.readouterr().err
     other = "cuda" if PLACE == "metal" else "metal"
     for words in (["roof"], ["ops"], ["decode"], ["depth"], ["prefill"]):
         assert main(["bench", *words, "--backend", other]) != 0
