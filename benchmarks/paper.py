@@ -47,7 +47,7 @@ COPY_SHARE = 705 / 819
 MACHINES = (
     Machine("M3 Ultra", 705.0, 1.75, "copy rate and cost of a serialised dispatch (1.65 to 1.84 us) by the ds4 fork"),
     Machine("M5 Ultra", 1228 * COPY_SHARE, 1.75, "ASSUMED: twice the 614 GB/s given for M5 Max, M3 Ultra's copy share"),
-    Machine("H200", 4800 * 0.9, 1.5, "4.8 TB/s data sheet; ASSUMED: 0.9 of it, 1.5 us a dispatch, all weights there"),
+    Machine("H200", 4270.0, 2.7, "copy rate measured, read plus written; a dispatch: fitted (paper_h200.py)"),
 )
 PUBLISHED = (
     Published("serial, 8k, mean", 8192, 1, 1 / 35.91),

@@ -171,6 +171,7 @@ class Probe {
 
 void bind_bench(nb::module_& parent) {
   nb::module_ m = parent.def_submodule("bench", "Measurements below the level of a session.");
+  bind_device(m);
   nb::class_<Probe>(m, "Probe", "Memory to touch and threads to touch it with. Times are (wall, CPU per thread) seconds.")
       .def(nb::init<const std::string&, int, int64_t, bool>(), nb::arg("isa"), nb::arg("threads"), nb::arg("bytes"),
            nb::arg("huge_pages"))

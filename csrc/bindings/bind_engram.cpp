@@ -197,6 +197,7 @@ void bind_engram(nb::module_& m) {
       .def("request", &request, nb::arg("table"), nb::arg("rows"), nb::arg("urgency") = "step", nb::keep_alive<0, 1>())
       .def("counters", &counters)
       .def_prop_ro("in_memory", [](const Engram& e) { return e.options().ram; })
+      .def_prop_ro("made", [](const Engram& e) { return e.n_tables() > 0 && e.table(0).made(); }, "No file: rows are made up when they are asked for.")
       .def_prop_ro("direct", [](const Engram& e) { return e.options().direct; })
       .def_prop_ro("cache_bytes", [](const Engram& e) { return e.cache().bytes(); })
       .def_prop_ro("cache_budget", [](const Engram& e) { return e.options().cache_bytes; })

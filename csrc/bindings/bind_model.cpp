@@ -248,6 +248,15 @@ void bind_model(nb::module_& m) {
 #endif
 #ifdef DS4_CUDA
   m.def(
+      "cuda_graphs",
+      [] {
+        const cuda::GraphCounts c = cuda::graph_counts();
+        nb::dict d;
+        d["made"] = c.made, d["launched"] = c.launched, d["nodes"] = c.nodes, d["updated"] = c.updated;
+        return d;
+      },
+      "With DS4_CUDA_GRAPHS=1: graphs made and launched, kernels in those that were launched, and of them, those whose arguments were set anew.");
+  m.def(
       "cuda_times",
       [] {
         nb::list all;
@@ -276,7 +285,7 @@ void bind_model(nb::module_& m) {
         d["window"] = b.window;
         d["compressed"] = b.compressed;
         d["pending"] = b.pending;
-        d["scratch"] = static_cast<int64_t>(lay_out(s, parse_activations(activations), chunk, 1, nullptr, nullptr)) +
+        d["scratch"] = static_cast<int64_t>(lay_out(s, parse_activations(activations), chunk, 1, nullptr, nullptr, nullptr).total()) +
                        feed_bytes(s, chunk);
         int64_t working = cpu::working_bytes(s, chunk, context, threads, matrix);
 #ifdef DS4_METAL

@@ -67,7 +67,7 @@ nb::object ledger_of(const Ledger* ledger) {
   if (ledger == nullptr) return nb::none();
   nb::list rows;
   for (const LedgerRow& r : ledger->rows())
-    rows.append(nb::make_tuple(op_name(r.op), r.layer, r.dispatches, r.bytes, r.seconds));
+    rows.append(nb::make_tuple(op_name(r.op), r.layer, r.dispatches, r.bytes, r.seconds, r.kernels, r.device_seconds));
   nb::dict out;
   out["rows"] = rows;
   out["runs"] = ledger->runs();
@@ -75,6 +75,7 @@ nb::object ledger_of(const Ledger* ledger) {
   out["matrix_tokens"] = ledger->matrix_tokens();
   out["seconds"] = ledger->seconds();
   out["experts_touched"] = ledger->experts_touched();
+  out["on_device"] = ledger->on_device();
   out["missing"] = ledger->missing();
   return out;
 }
@@ -185,7 +186,7 @@ void bind_session(nb::module_& m) {
                    "What the operations of the drafter's back end keep.")
       .def("start_ledger", with([](Session& s) { s.start_ledger(); }), "Counts and times every operation from now on.")
       .def("ledger", with([](Session& s) { return ledger_of(s.ledger()); }),
-           "What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds), runs, tokens, seconds, missing; or None.")
+           "What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds, dispatches and seconds of the device), runs, tokens, seconds, missing; or None.")
       .def("draft_ledger", with([](Session& s) { return ledger_of(s.drafter() != nullptr ? s.drafter()->ledger() : nullptr); }),
            "The same of the drafter: its runs are draft blocks.")
       .def("fill_for_benchmark", with2<int64_t, uint64_t>(&Session::fill_for_benchmark), nb::arg("position"), nb::arg("seed"),

@@ -41,6 +41,8 @@ void bind_session(nb::module_& m);
 void bind_ops(nb::module_& m);
 void bind_select(nb::module_& m);
 void bind_bench(nb::module_& m);
+void bind_device(nb::module_& m);  // a room of bench
+void bind_synth(nb::module_& m);
 void bind_standin(nb::module_& m);  // only in builds with the stand-in for Metal
 
 // Checked EngramHash::rows for the tokens after the first `history`: [n - history, columns].

@@ -10,6 +10,7 @@ NB_MODULE(_ext, m) {
   ds4::py::bind_ops(m);
   ds4::py::bind_select(m);
   ds4::py::bind_bench(m);
+  ds4::py::bind_synth(m);
 #if DS4_STANDIN
   ds4::py::bind_standin(m);
 #endif

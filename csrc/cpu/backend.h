@@ -15,6 +15,7 @@ class CpuBackend final : public Backend {
   ~CpuBackend() override;
 
   void* alloc(size_t bytes) override;
+  void* alloc_for_host(size_t bytes) override { return alloc(bytes); }
   void free(void* p, size_t bytes) override;
   bool remappable() const override { return true; }
   const char* name() const override;
@@ -24,6 +25,7 @@ class CpuBackend final : public Backend {
   void submit() override {}
   Latch* latch() override { return nullptr; }
   void abandon() noexcept override {}
+  bool device_work(DeviceWork*) const override { return false; }
   void set_poll(Poll* poll) override { poll_ = poll; }
   void set_class(NumericClass c) override { class_ = c; }
 

@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <set>
 
 #include "base/error.h"
 #include "cuda/objects.h"
@@ -17,6 +19,16 @@ std::mutex g_mutex;
 std::map<const MTL::Buffer*, DevicePtr>& copies() {  // of buffers over memory of the host
   static auto* all = new std::map<const MTL::Buffer*, DevicePtr>;
   return *all;
+}
+
+std::set<const MTL::Buffer*>& pinned() {  // buffers in memory of the host
+  static auto* all = new std::set<const MTL::Buffer*>;
+  return *all;
+}
+
+bool pinned_asked() {
+  static const char* const asked = std::getenv("DS4_CUDA_PINNED");
+  return asked != nullptr && std::strcmp(asked, "1") == 0;
 }
 
 // Copies [from, from + n) of this process to `to`; parts that cannot be read (behind the end of a mapped file) stay as
@@ -100,9 +112,22 @@ Size Device::maxThreadsPerThreadgroup() const { return Size(1024, 1024, 64); }
 CommandQueue* Device::newCommandQueue() { return newCommandQueue(64); }
 CommandQueue* Device::newCommandQueue(NS::UInteger most) { return new CommandQueue(most); }
 
-Buffer* Device::newBuffer(NS::UInteger length, ResourceOptions) {
+// Private: on the device alone; contents() is then its address there, which the host must not look at. Managed: in memory of the
+// host whose pages stay there, when that was asked for (docs/cuda.md); the device reads it over the bus. Else pages move.
+Buffer* Device::newBuffer(NS::UInteger length, ResourceOptions options) {
   if (length == 0) return nullptr;
-  void* p = Driver::get().alloc_managed(length);
+  const Driver& driver = Driver::get();
+  if ((options & ResourceStorageModeManaged) != 0 && pinned_asked()) {
+    void* p = driver.alloc_pinned(length);
+    std::memset(p, 0, length);
+    g_allocated += length;
+    auto* buffer = new Buffer(p, length, length);
+    const std::lock_guard<std::mutex> lock(g_mutex);
+    pinned().insert(buffer);
+    return buffer;
+  }
+  const bool own = (options & ResourceStorageModePrivate) != 0;
+  void* p = own ? reinterpret_cast<void*>(driver.alloc_device(length)) : driver.alloc_managed(length);
   g_allocated += length;
   return new Buffer(p, length, length);
 }
@@ -127,6 +152,13 @@ Buffer* Device::newBuffer(const void* pointer, NS::UInteger length, ResourceOpti
 
 Buffer::~Buffer() {
   g_allocated -= length_;
+  {
+    const std::lock_guard<std::mutex> lock(g_mutex);
+    if (pinned().erase(this) != 0) {
+      Driver::get().free_pinned(data_);
+      return;
+    }
+  }
   if (mapped_ != 0) {
     Driver::get().free(reinterpret_cast<DevicePtr>(data_));
     return;

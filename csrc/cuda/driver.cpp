@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "cuda/graphs.h"
 
 namespace ds4::cuda {
 
@@ -18,6 +19,15 @@ using Context = struct ContextHandle*;
 using Module = struct ModuleHandle*;
 
 // The functions that are used, by their exported names and versions (CUDA driver API, NVRTC).
+struct NodeParams {  // CUDA_KERNEL_NODE_PARAMS_v2
+  Function function;
+  unsigned grid[3], block[3], shared_bytes;
+  void** params;
+  void** extra;
+  void* kernel;
+  Context context;
+};
+
 struct Api {
   Result (*Init)(unsigned);
   Result (*DriverGetVersion)(int*);
@@ -54,6 +64,14 @@ struct Api {
   Result (*ModuleGetFunction)(Function*, Module, const char*);
   Result (*FuncSetAttribute)(Function, int, int);
   Result (*LaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**);
+
+  Result (*GraphCreate)(GraphHandle*, unsigned);
+  Result (*GraphAddKernelNode)(GraphNode*, GraphHandle, const GraphNode*, size_t, const NodeParams*);
+  Result (*GraphInstantiate)(GraphExec*, GraphHandle, unsigned long long);
+  Result (*GraphExecKernelNodeSetParams)(GraphExec, GraphNode, const NodeParams*);
+  Result (*GraphLaunch)(GraphExec, Stream);
+  Result (*GraphExecDestroy)(GraphExec);
+  Result (*GraphDestroy)(GraphHandle);
 
   Result (*CreateProgram)(Program**, const char*, const char*, int, const char* const*, const char* const*);
   Result (*CompileProgram)(Program*, int, const char* const*);
@@ -120,6 +138,15 @@ void load_api() {
   bind(driver, "cuModuleGetFunction", api.ModuleGetFunction);
   bind(driver, "cuFuncSetAttribute", api.FuncSetAttribute);
   bind(driver, "cuLaunchKernel", api.LaunchKernel);
+  if (graphs_asked()) {
+    bind(driver, "cuGraphCreate", api.GraphCreate);
+    bind(driver, "cuGraphAddKernelNode_v2", api.GraphAddKernelNode);
+    bind(driver, "cuGraphInstantiateWithFlags", api.GraphInstantiate);
+    bind(driver, "cuGraphExecKernelNodeSetParams_v2", api.GraphExecKernelNodeSetParams);
+    bind(driver, "cuGraphLaunch", api.GraphLaunch);
+    bind(driver, "cuGraphExecDestroy", api.GraphExecDestroy);
+    bind(driver, "cuGraphDestroy", api.GraphDestroy);
+  }
 
   void* nvrtc = open_one({"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "/usr/local/cuda/lib64/libnvrtc.so"},
                          "NVIDIA's run-time compiler (libnvrtc, in the package nvidia-cuda-nvrtc or the CUDA toolkit)");
@@ -306,6 +333,46 @@ Function Driver::load(const std::vector<char>& image, const char* kernel) const 
 
 void Driver::allow_shared(Function f, int bytes) const {
   check(api.FuncSetAttribute(f, 8, bytes), "asking for threadgroup memory");
+}
+
+namespace {
+
+NodeParams node_params(Function f, const unsigned (&grid)[3], const unsigned (&block)[3], unsigned shared_bytes, void** params) {
+  return {f, {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared_bytes, params, nullptr, nullptr, nullptr};
+}
+
+}  // namespace
+
+GraphHandle Driver::new_graph() const {
+  GraphHandle graph = nullptr;
+  check(api.GraphCreate(&graph, 0), "making a graph");
+  return graph;
+}
+GraphNode Driver::add_launch(GraphHandle graph, const std::vector<GraphNode>& behind, Function f, const unsigned (&grid)[3],
+                             const unsigned (&block)[3], unsigned shared_bytes, void** params) const {
+  GraphNode node = nullptr;
+  const NodeParams p = node_params(f, grid, block, shared_bytes, params);
+  check(api.GraphAddKernelNode(&node, graph, behind.data(), behind.size(), &p), "adding a kernel to a graph");
+  return node;
+}
+GraphExec Driver::instantiate(GraphHandle graph) const {
+  GraphExec exec = nullptr;
+  check(api.GraphInstantiate(&exec, graph, 0), "instantiating a graph");
+  return exec;
+}
+void Driver::set_launch(GraphExec exec, GraphNode node, Function f, const unsigned (&grid)[3], const unsigned (&block)[3], unsigned shared_bytes,
+                        void** params) const {
+  const NodeParams p = node_params(f, grid, block, shared_bytes, params);
+  check(api.GraphExecKernelNodeSetParams(exec, node, &p), "setting a kernel of a graph");
+}
+void Driver::launch_graph(GraphExec exec, Stream s) const { check(api.GraphLaunch(exec, s), "launching a graph"); }
+void Driver::free_graph_exec(GraphExec exec) const {
+  enter();
+  api.GraphExecDestroy(exec);
+}
+void Driver::free_graph(GraphHandle graph) const {
+  enter();
+  api.GraphDestroy(graph);
 }
 
 void Driver::launch(Function f, const unsigned (&grid)[3], const unsigned (&block)[3], unsigned shared_bytes, Stream s, void** params) const {

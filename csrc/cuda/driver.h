@@ -12,6 +12,9 @@ using DevicePtr = uint64_t;
 using Stream = struct StreamHandle*;
 using Event = struct EventHandle*;
 using Function = struct FunctionHandle*;
+using GraphHandle = struct CudaGraph*;
+using GraphExec = struct CudaGraphExec*;
+using GraphNode = struct CudaGraphNode*;
 
 struct Limits {
   std::string name;
@@ -58,6 +61,18 @@ class Driver {
   Function load(const std::vector<char>& image, const char* kernel) const;  // kept for good
   void allow_shared(Function f, int bytes) const;
   void launch(Function f, const unsigned (&grid)[3], const unsigned (&block)[3], unsigned shared_bytes, Stream s, void** params) const;
+
+  // Graphs of launches. Their functions are looked up when the first graph is made.
+  GraphHandle new_graph() const;
+  GraphNode add_launch(GraphHandle graph, const std::vector<GraphNode>& behind, Function f, const unsigned (&grid)[3], const unsigned (&block)[3],
+                       unsigned shared_bytes, void** params) const;
+  GraphExec instantiate(GraphHandle graph) const;
+  // For launches of the graph that come; arguments are copied.
+  void set_launch(GraphExec exec, GraphNode node, Function f, const unsigned (&grid)[3], const unsigned (&block)[3], unsigned shared_bytes,
+                  void** params) const;
+  void launch_graph(GraphExec exec, Stream s) const;
+  void free_graph_exec(GraphExec exec) const;
+  void free_graph(GraphHandle graph) const;
 
  private:
   Driver();

@@ -4,6 +4,7 @@
 // memory, and buffers over mapped weights are copies on the device, made when the model is opened. Dispatches are launched
 // at the barrier that follows them, not at commit, so that the device works while the host encodes; a command buffer that is
 // dropped without commit waits for what it launched. Dispatches between two barriers of a concurrent encoder run beside each other.
+// With graphs (graphs.h) they are launched at commit instead, as one.
 #pragma once
 
 #include <Metal/Metal.hpp>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/graphs.h"
 #include "cuda/kernels.h"
 #include "cuda/times.h"
 
@@ -43,24 +45,15 @@ struct CommandQueue::State {
   // For dispatches that may run beside others: streams that start behind `begin` and end with their `done`.
   ds4::cuda::Stream side[kSides] = {};
   ds4::cuda::Event begin = nullptr, done[kSides] = {};
+  ds4::cuda::Graphs graphs;  // where they are asked for
   State();
   ~State();
-};
-
-// One launch: its arguments lie in `words`, each from a multiple of 16 bytes on.
-struct Launch {
-  unsigned grid[3] = {1, 1, 1}, block[3] = {1, 1, 1}, shared_bytes = 0;
-  alignas(16) uint64_t words[1024];  // a struct of at most 4 KiB, and pointers
-  uint32_t n_words = 0;
-  void* params[40];
-  int n_params = 0;
-  ds4::cuda::Function function = nullptr;
-  bool add(const void* bytes, size_t n);  // false: too many
 };
 
 struct CommandBuffer::State {
   std::shared_ptr<CommandQueue::State> queue;
   bool launched = false;
+  ds4::cuda::Recorded recorded;  // where graphs are asked for: launched at commit, or ahead of what an event orders
   std::vector<NS::SharedPtr<Buffer>> buffers;  // kept until the end
   std::vector<HandlerFunction> completed;
   std::string problem;  // told at commit
@@ -70,6 +63,7 @@ struct CommandBuffer::State {
   NS::Error* error = nullptr;
   NS::SharedPtr<NS::String> label;
   void begin_work();
+  void launch_recorded();
   void finish(std::string reason);
   ~State();
 };

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <deque>
+#include <list>
 #include <thread>
 
 #include "base/error.h"
@@ -66,6 +66,7 @@ CommandBuffer* CommandQueue::commandBufferWithUnretainedReferences() { return co
 CommandBuffer::CommandBuffer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 CommandBuffer::~CommandBuffer() {
   State& s = *state_;
+  s.recorded.clear();
   if (s.status == CommandBufferStatusNotEnqueued && s.launched) commit();  // dropped: its buffers are in use all the same
   if (s.status == CommandBufferStatusCommitted) waitUntilCompleted();
 }
@@ -89,6 +90,12 @@ void CommandBuffer::State::begin_work() {
   launched = true;
 }
 
+void CommandBuffer::State::launch_recorded() {
+  if (recorded.empty()) return;
+  queue->graphs.launch(recorded, queue->stream);
+  recorded.clear();
+}
+
 void CommandBuffer::State::finish(std::string reason) {
   if (reason.empty()) add_times(timed);
   status = reason.empty() ? CommandBufferStatusCompleted : CommandBufferStatusError;
@@ -98,11 +105,12 @@ void CommandBuffer::State::finish(std::string reason) {
 
 namespace {
 
+// begins: the device is given something now, so its time counts from here.
 template <class F>
-void try_or_note(CommandBuffer::State& s, F f) {
+void try_or_note(CommandBuffer::State& s, F f, bool begins = true) {
   if (!s.problem.empty()) return;
   try {
-    s.begin_work();
+    if (begins) s.begin_work();
     f();
   } catch (const ds4::Error& error) {
     s.problem = error.what();
@@ -114,10 +122,10 @@ DevicePtr of(const Event* event) { return reinterpret_cast<DevicePtr>(static_cas
 }  // namespace
 
 void CommandBuffer::encodeWait(const Event* event, uint64_t value) {
-  try_or_note(*state_, [&] { Driver::get().wait_value(state_->queue->stream, of(event), value); });
+  try_or_note(*state_, [&] { state_->launch_recorded(), Driver::get().wait_value(state_->queue->stream, of(event), value); });
 }
 void CommandBuffer::encodeSignalEvent(const Event* event, uint64_t value) {
-  try_or_note(*state_, [&] { Driver::get().write_value(state_->queue->stream, of(event), value); });
+  try_or_note(*state_, [&] { state_->launch_recorded(), Driver::get().write_value(state_->queue->stream, of(event), value); });
 }
 void CommandBuffer::useResidencySet(const ResidencySet*) {}
 void CommandBuffer::addScheduledHandler(const HandlerFunction& function) { function(this); }
@@ -126,6 +134,7 @@ void CommandBuffer::enqueue() {}
 
 void CommandBuffer::commit() {
   State& s = *state_;
+  try_or_note(s, [&] { s.launch_recorded(); });
   try {
     s.begin_work();
     Driver::get().record(s.end, s.queue->stream);
@@ -191,40 +200,36 @@ struct ComputeCommandEncoder::State {
   }
   bool bind(Launch& l);
   // Launches since the last barrier, which nothing orders. A launch points into itself, so it stays where it is.
-  std::deque<Launch> waiting;
+  std::list<Launch> waiting;
   void launch_waiting();
 };
 
 // The first goes into the queue's stream, the others beside it; what follows waits for all.
 void ComputeCommandEncoder::State::launch_waiting() {
   if (waiting.empty()) return;
+  if (graphs_asked() && !timing()) {
+    Recorded& recorded = target().recorded;
+    recorded.levels.push_back(waiting.size());
+    recorded.launches.splice(recorded.launches.end(), waiting);
+    return;
+  }
   try_or_note(target(), [&] {
     const Driver& driver = Driver::get();
     const CommandQueue::State& q = *target().queue;
     const size_t sides = std::min<size_t>(waiting.size() - 1, CommandQueue::State::kSides);
     if (sides > 0) driver.record(q.begin, q.stream);
     for (size_t i = 0; i < sides; ++i) driver.wait_event(q.side[i], q.begin);
-    for (size_t i = 0; i < waiting.size(); ++i) {
-      Launch& l = waiting[i];
-      const size_t place = i % (sides + 1);
+    size_t i = 0;
+    for (Launch& l : waiting) {
+      const size_t place = i++ % (sides + 1);
       driver.launch(l.function, l.grid, l.block, l.shared_bytes, place == 0 ? q.stream : q.side[place - 1], l.params);
     }
-    for (size_t i = 0; i < sides; ++i) {
+    for (i = 0; i < sides; ++i) {
       driver.record(q.done[i], q.side[i]);
       driver.wait_event(q.stream, q.done[i]);
     }
   });
   waiting.clear();
-}
-
-bool Launch::add(const void* bytes, size_t n) {
-  n_words = (n_words + 1) / 2 * 2;  // argument structs may hold vectors of 16 bytes
-  const uint32_t end = n_words + static_cast<uint32_t>((n + 7) / 8);
-  if (end > sizeof words / sizeof words[0] || n_params == 40) return false;
-  std::memcpy(words + n_words, bytes, n);
-  params[n_params++] = words + n_words;
-  n_words = end;
-  return true;
 }
 
 ComputeCommandEncoder* CommandBuffer::computeCommandEncoder() { return computeCommandEncoder(DispatchTypeSerial); }
@@ -298,6 +303,7 @@ void ComputeCommandEncoder::dispatchThreadgroups(Size groups, Size threads) {
     return s.problem("a grid of " + std::to_string(groups.width) + " x " + std::to_string(groups.height) + " x " + std::to_string(groups.depth) +
                      " threadgroups; expected at most 2^31 - 1 x 65,535 x 65,535");
   try_or_note(s.target(), [&] {
+    Driver::get().enter();
     Launch& l = s.waiting.emplace_back();
     l.grid[0] = static_cast<unsigned>(groups.width), l.grid[1] = static_cast<unsigned>(groups.height), l.grid[2] = static_cast<unsigned>(groups.depth);
     l.block[0] = static_cast<unsigned>(threads.width), l.block[1] = static_cast<unsigned>(threads.height), l.block[2] = static_cast<unsigned>(threads.depth);
@@ -307,7 +313,7 @@ void ComputeCommandEncoder::dispatchThreadgroups(Size groups, Size threads) {
     if (timing()) begin_timing(s.target(), *s.function, l);
     if (timing() || s.type == DispatchTypeSerial) s.launch_waiting();
     if (timing()) Driver::get().record(s.target().timed.back().end, s.target().queue->stream);
-  });
+  }, timing());
 }
 
 void ComputeCommandEncoder::dispatchThreadgroups(const Buffer*, NS::UInteger, Size) { state_->problem("indirect dispatches are not offered"); }

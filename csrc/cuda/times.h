@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/graphs.h"
 
 namespace ds4::cuda {
 

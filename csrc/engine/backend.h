@@ -245,12 +245,20 @@ class Latch {
   ~Latch() = default;
 };
 
+// What a device did so far of what one back end issued.
+struct DeviceWork {
+  int64_t dispatches = 0;
+  double seconds = 0.0;  // of the device, in all that was waited for; siblings' included
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
 
   // Memory that the operations may touch; zeroed, committed as it is written.
   virtual void* alloc(size_t bytes) = 0;
+  // The same for what the host writes or reads in every run.
+  virtual void* alloc_for_host(size_t bytes) = 0;
   virtual void free(void* p, size_t bytes) = 0;
   // May pages of alloc() be replaced by mappings of the same size? Then forks share memory; else they copy it.
   virtual bool remappable() const { return false; }
@@ -273,6 +281,9 @@ class Backend {
   virtual Latch* latch() = 0;
   // After a failure: nothing that was issued runs any more when this returns, done or not.
   virtual void abandon() noexcept = 0;
+
+  // False: there is no device, so that the time of the calls is the time of the work.
+  virtual bool device_work(DeviceWork* work) const = 0;
 
   // The stop question for the calls that follow, or null. An operation that was stopped throws Cancelled.
   virtual void set_poll(Poll* poll) = 0;

@@ -62,7 +62,7 @@ Drafter::Sizes Drafter::sizes_of(const DrafterModel& model) {
                             static_cast<int64_t>(block) * s.window_row_bytes(), static_cast<int64_t>(block) * s.hidden * 4,
                             angles * 4, angles * 4, block_angles * 4, block_angles * 4, 2 * 4, int64_t{s.vocab} * 4};
   for (int i = 0; i < 10; ++i) z.total += z.parts[i] = aligned(static_cast<size_t>(bytes[i]));
-  z.scratch = lay_out(s, model.target->activations, block, block, nullptr, nullptr);
+  z.scratch = lay_out(s, model.target->activations, block, block, nullptr, nullptr, nullptr).total();
   z.total += z.scratch;
   return z;
 }
@@ -92,7 +92,10 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, const 
   block_sin_ = reinterpret_cast<float*>(take());
   signals_ = reinterpret_cast<float*>(take());
   row_logits_ = reinterpret_cast<float*>(take());
-  lay_out(model_->shape, model_->target->activations, model_->sizes.block, model_->sizes.block, at, &t_);
+  const Activations mode = model_->target->activations;
+  const int block = model_->sizes.block;
+  uint8_t* host = at + lay_out(model_->shape, mode, block, block, nullptr, nullptr, nullptr).own;
+  lay_out(model_->shape, mode, block, block, at, host, &t_);
   restart();
 }
 

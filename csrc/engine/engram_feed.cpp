@@ -39,7 +39,7 @@ void EngramFeed::reserve(Slot& slot, size_t bytes) {
   slot.data = nullptr;
   slot.bytes = 0;
   if (bytes == 0) return;
-  slot.data = static_cast<uint8_t*>(backend_.alloc(bytes));
+  slot.data = static_cast<uint8_t*>(backend_.alloc_for_host(bytes));
   slot.bytes = bytes;
 }
 

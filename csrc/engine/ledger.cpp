@@ -71,6 +71,10 @@ void Ledger::clear() {
   for (auto& layer : expected_) layer.fill(0);
   runs_ = head_runs_ = tokens_ = matrix_tokens_ = experts_touched_ = 0;
   seconds_ = 0.0;
+  DeviceWork work;
+  on_device_ = inner_->device_work(&work);
+  kernels_before_ = work.dispatches;
+  kernels_beside_ = 0;
 }
 
 void Ledger::add_engram_rows(int l, double waited, double hidden, int64_t disk_bytes) {
@@ -105,11 +109,17 @@ void Ledger::add_draft(int64_t n, double seconds) {
 
 template <class F>
 void Ledger::timed(Op op, int layer, int64_t bytes, F f) {
+  DeviceWork before, after;
+  inner_->device_work(&before);
   const auto start = Clock::now();
   f();
   inner_->wait();  // so that the time is the operation's own, and the next one may look at its result
   LedgerRow& r = row(op, layer);
   r.seconds += since(start);
+  if (inner_->device_work(&after)) {
+    r.kernels += after.dispatches - before.dispatches;
+    r.device_seconds += after.seconds - before.seconds;
+  }
   r.bytes += bytes;
   ++r.dispatches;
 }
@@ -215,6 +225,15 @@ void Ledger::head(const HeadArgs& a) {
   timed(Op::head, -1, a.head->bytes(), [&] { inner_->head(a); });
 }
 
+void Ledger::stream_mean(const StreamMeanArgs& a) {
+  DeviceWork before, after;
+  if (!inner_->device_work(&before)) return inner_->stream_mean(a);
+  inner_->stream_mean(a);
+  inner_->wait();  // or its time would be the next operation's
+  inner_->device_work(&after);
+  kernels_beside_ += after.dispatches - before.dispatches;
+}
+
 void Ledger::draft_main(const DraftMainArgs& a) {
   timed(Op::draft_main, -1, a.w->bytes(), [&] { inner_->draft_main(a); });
 }
@@ -246,6 +265,22 @@ std::vector<LedgerRow> Ledger::rows() const {
   return out;
 }
 
+// Every dispatch of the device belongs to an operation, and every operation that it worked on took time.
+void Ledger::missing_of_device(std::vector<std::string>& out) const {
+  DeviceWork now;
+  if (!inner_->device_work(&now)) return;
+  int64_t counted = kernels_beside_;
+  for (const auto& layer : table_)
+    for (const LedgerRow& r : layer) {
+      counted += r.kernels;
+      if (r.kernels > 0 && !(r.device_seconds > 0.0))
+        out.push_back(std::string(op_name(r.op)) + " in layer " + std::to_string(r.layer) + ": the device told no time");
+    }
+  if (counted != now.dispatches - kernels_before_)
+    out.push_back("the device made " + std::to_string(now.dispatches - kernels_before_) + " dispatches, of which " +
+                  std::to_string(counted) + " belong to an operation");
+}
+
 std::vector<std::string> Ledger::missing() const {
   std::vector<std::string> out;
   const auto check = [&](const LedgerRow& r, int64_t want) {
@@ -261,6 +296,7 @@ std::vector<std::string> Ledger::missing() const {
   for (size_t l = 0; l < layers_.size(); ++l)
     for (size_t o = 0; o < static_cast<size_t>(Op::count); ++o)
       check(table_[l + 1][o], static_cast<Op>(o) == Op::draft_window ? mains : expected_[l][o]);
+  missing_of_device(out);
   return out;
 }
 

@@ -29,7 +29,10 @@ struct LedgerRow {
   int layer;  // -1: outside the layers
   int64_t dispatches = 0;
   int64_t bytes = 0;
-  double seconds = 0.0;
+  double seconds = 0.0;  // until it was done, for who waits
+  // On a device: what it was given for these dispatches, and how long it worked on them.
+  int64_t kernels = 0;
+  double device_seconds = 0.0;
 };
 
 class Ledger final : public Backend {
@@ -38,12 +41,14 @@ class Ledger final : public Backend {
   Ledger(std::unique_ptr<Backend> inner, const Shape& shape, const std::vector<LayerWeights>& layers, bool drafter = false);
 
   void* alloc(size_t bytes) override { return inner_->alloc(bytes); }
+  void* alloc_for_host(size_t bytes) override { return inner_->alloc_for_host(bytes); }
   void free(void* p, size_t bytes) override { inner_->free(p, bytes); }
   const char* name() const override { return inner_->name(); }
   size_t working_bytes() const override { return inner_->working_bytes(); }
   Backend* sibling(const Shape& shape) const override { return inner_->sibling(shape); }
   void wait() override { inner_->wait(); }
   void submit() override { inner_->submit(); }
+  bool device_work(DeviceWork* work) const override { return inner_->device_work(work); }
   Latch* latch() override { return nullptr; }  // it waits after every operation, so nobody would be left to open it
   void abandon() noexcept override { inner_->abandon(); }
   void set_poll(Poll* poll) override { inner_->set_poll(poll); }
@@ -67,7 +72,7 @@ class Ledger final : public Backend {
   void moe(const MoeArgs&) override;
   void head(const HeadArgs&) override;
   // (Runs of the target call it, so it belongs to no draft; it reads activations only.)
-  void stream_mean(const StreamMeanArgs& a) override { inner_->stream_mean(a); }
+  void stream_mean(const StreamMeanArgs& a) override;
   void draft_main(const DraftMainArgs&) override;
   void draft_window(const DraftWindowArgs&) override;
   void draft_attend(const DraftAttendArgs&) override;
@@ -90,7 +95,9 @@ class Ledger final : public Backend {
   int64_t matrix_tokens() const { return matrix_tokens_; }  // of them, in the matrix class
   double seconds() const { return seconds_; }
   int64_t experts_touched() const { return experts_touched_; }  // distinct experts of all moe dispatches
-  // Operations whose dispatches are not what the runs must have made; empty when the ledger is complete.
+  bool on_device() const { return on_device_; }
+  // Operations whose dispatches are not what the runs must have made, and what a device did that belongs to none or whose
+  // time it did not tell; empty when the ledger is complete.
   std::vector<std::string> missing() const;
 
  private:
@@ -99,6 +106,7 @@ class Ledger final : public Backend {
   int layer_of(const void* weights);
   LedgerRow& row(Op op, int layer) { return table_[static_cast<size_t>(layer + 1)][static_cast<size_t>(op)]; }
 
+  void missing_of_device(std::vector<std::string>& out) const;
   void count_run(int64_t n, bool with_head, double seconds);
 
   std::unique_ptr<Backend> inner_;
@@ -111,6 +119,9 @@ class Ledger final : public Backend {
   NumericClass class_ = NumericClass::canonical;
   int64_t runs_ = 0, head_runs_ = 0, tokens_ = 0, matrix_tokens_ = 0, experts_touched_ = 0;
   double seconds_ = 0.0;
+  bool on_device_ = false;
+  int64_t kernels_before_ = 0;  // that the back end had issued when counting began
+  int64_t kernels_beside_ = 0;  // of operations that are not counted
 };
 
 }  // namespace ds4

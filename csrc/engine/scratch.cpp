@@ -17,11 +17,11 @@ struct Layout {
 
 }  // namespace
 
-size_t lay_out(const Shape& s, Activations activations, int64_t n, int64_t n_logits, uint8_t* base, Scratch* out) {
-  Layout a{base};
+ScratchBytes lay_out(const Shape& s, Activations activations, int64_t n, int64_t n_logits, uint8_t* own, uint8_t* host, Scratch* out) {
+  Layout a{own}, h{host};
   Scratch t{};
   const int64_t c = s.n_streams, d = s.hidden, heads = static_cast<int64_t>(s.n_heads) * s.head_dim;
-  t.tokens = a.take<int32_t>(n);
+  t.tokens = h.take<int32_t>(n);
   t.stream = a.take<float>(n * c * d);
   t.mix = a.take<float>(n * c);
   t.pre = a.take<float>(n * c);
@@ -35,10 +35,10 @@ size_t lay_out(const Shape& s, Activations activations, int64_t n, int64_t n_log
   t.low = a.take<float>(n * s.o_groups * s.o_rank);
   t.y = a.take<float>(n * d);
   const int64_t angles = (n + 1) * (s.rope_dim / 2);
-  t.cos = a.take<float>(angles);
-  t.sin = a.take<float>(angles);
-  t.yarn_cos = a.take<float>(angles);
-  t.yarn_sin = a.take<float>(angles);
+  t.cos = h.take<float>(angles);
+  t.sin = h.take<float>(angles);
+  t.yarn_cos = h.take<float>(angles);
+  t.yarn_sin = h.take<float>(angles);
   t.index_codes = a.take<int8_t>(n * s.index_heads * s.index_dim);
   t.index_scales = a.take<float>(n * s.index_heads * (s.index_dim / 32));
   t.index_weights = a.take<float>(n * s.index_heads);
@@ -51,9 +51,9 @@ size_t lay_out(const Shape& s, Activations activations, int64_t n, int64_t n_log
   t.expert_weights = a.take<float>(n * s.top_k);
   t.mid = a.take<float>(n * (s.top_k + 1) * s.expert_dim);
   t.head_x = a.take<float>(n_logits * d);
-  t.logits = a.take<float>(n_logits * s.vocab);
+  t.logits = h.take<float>(n_logits * s.vocab);
   if (out != nullptr) *out = t;
-  return a.used;
+  return {a.used, h.used};
 }
 
 Scratch Scratch::from(const Shape& s, int64_t row) const {

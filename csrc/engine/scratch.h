@@ -1,4 +1,5 @@
-// The activations of one run, laid out in one allocation that grows to the largest run so far.
+// The activations of one run, in two allocations that grow to the largest run so far: what only operations touch, and what the
+// host writes or reads in every run, which a device with memory of its own may keep elsewhere.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +27,11 @@ struct Scratch {
   Scratch from(const Shape& shape, int64_t row) const;
 };
 
-// Bytes for n rows of which n_logits get logits; with base not null, fills the pointers as well.
-size_t lay_out(const Shape& shape, Activations activations, int64_t n, int64_t n_logits, uint8_t* base, Scratch* out);
+struct ScratchBytes {
+  size_t own = 0, host = 0;
+  size_t total() const { return own + host; }
+};
+// Bytes for n rows of which n_logits get logits; with `out` not null, its pointers into the two allocations as well.
+ScratchBytes lay_out(const Shape& shape, Activations activations, int64_t n, int64_t n_logits, uint8_t* own, uint8_t* host, Scratch* out);
 
 }  // namespace ds4

@@ -24,7 +24,14 @@ Session::Session(std::shared_ptr<const Model> model, int64_t context, int64_t re
   drafter_ = std::make_unique<Drafter>(std::move(drafter), state_, *backend_, faults_);
 }
 
-Session::~Session() { backend_->free(scratch_base_, scratch_bytes_); }
+Session::~Session() { free_scratch(); }
+
+void Session::free_scratch() {
+  backend_->free(scratch_base_, scratch_bytes_.own);
+  backend_->free(scratch_host_, scratch_bytes_.host);
+  scratch_base_ = scratch_host_ = nullptr;
+  scratch_bytes_ = {};
+}
 
 void Session::check_tokens(const int32_t* tokens, int64_t n) const {
   if (n < 1) throw TokenError("[run] expected at least one token, got none");
@@ -41,16 +48,16 @@ void Session::check_tokens(const int32_t* tokens, int64_t n) const {
 
 void Session::reserve_scratch(int64_t n, int64_t n_logits) {
   const Shape& s = model_->shape;
-  const size_t bytes = lay_out(s, model_->activations, n, n_logits, nullptr, nullptr);
+  const ScratchBytes want = lay_out(s, model_->activations, n, n_logits, nullptr, nullptr, nullptr), have = scratch_bytes_;
   // Grows for a long prefill and shrinks again after it, so that a decoding session holds little.
-  if (bytes > scratch_bytes_ || bytes < scratch_bytes_ / 8) {
-    backend_->free(scratch_base_, scratch_bytes_);
-    scratch_base_ = nullptr;
-    scratch_bytes_ = 0;
-    scratch_base_ = static_cast<uint8_t*>(backend_->alloc(bytes));
-    scratch_bytes_ = bytes;
+  if (want.own > have.own || want.host > have.host || want.total() < have.total() / 8) {
+    free_scratch();
+    scratch_base_ = static_cast<uint8_t*>(backend_->alloc(want.own));
+    scratch_bytes_.own = want.own;
+    scratch_host_ = static_cast<uint8_t*>(backend_->alloc_for_host(want.host));
+    scratch_bytes_.host = want.host;
   }
-  lay_out(s, model_->activations, n, n_logits, scratch_base_, &t_);
+  lay_out(s, model_->activations, n, n_logits, scratch_base_, scratch_host_, &t_);
 }
 
 namespace {

@@ -105,7 +105,7 @@ class Session {
   // Why the session dropped it itself: it failed beside a run, which went on. Empty while it works.
   const std::string& drafter_fault() const { return drafter_fault_; }
 
-  size_t scratch_bytes() const { return scratch_bytes_ + feed_.bytes(); }
+  size_t scratch_bytes() const { return scratch_bytes_.total() + feed_.bytes(); }
   size_t working_bytes() const { return backend_->working_bytes(); }  // of the operations; the drafter's are its own
   const FeedCounters& engram_counters() const { return feed_.counters(); }
 
@@ -149,6 +149,7 @@ class Session {
   size_t final_floats() const;
   void check_tokens(const int32_t* tokens, int64_t n) const;
   void check_finite(int64_t n, int64_t first) const;
+  void free_scratch();
   void reserve_scratch(int64_t n, int64_t n_logits);
   void start(const int32_t* tokens, int64_t n);
   void layer(int l, const LayerRows& r, Poll* poll, Trace* trace);
@@ -170,8 +171,8 @@ class Session {
   int64_t chunk_;
   int64_t slack_;
   bool every_row_;
-  uint8_t* scratch_base_ = nullptr;
-  size_t scratch_bytes_ = 0;
+  uint8_t *scratch_base_ = nullptr, *scratch_host_ = nullptr;
+  ScratchBytes scratch_bytes_;
   Scratch t_{};
   EngramFeed feed_;
   std::vector<int32_t> line_;      // the last tokens of the state, those of this run, those expected after it

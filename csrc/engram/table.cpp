@@ -58,13 +58,17 @@ EngramTable::EngramTable(TableFiles files, bool direct) : files_(std::move(files
 }
 
 EngramTable::~EngramTable() {
-  if (codes_.fd >= 0) ::close(codes_.fd);
+  if (codes_.fd >= 0 && files_.made < 0) ::close(codes_.fd);
   if (scales_.fd >= 0) ::close(scales_.fd);
   if (loading_ != nullptr) ::munmap(loading_, static_cast<size_t>(bytes()));
 }
 
 void EngramTable::open(Open& part, const RowFile& file) {
   part.file = file;
+  if (files_.made >= 0) {
+    part.fd = files_.made;
+    return;
+  }
   int flags = O_RDONLY | O_CLOEXEC;
 #ifdef O_DIRECT
   if (direct_) flags |= O_DIRECT;
@@ -93,7 +97,7 @@ void EngramTable::open(Open& part, const RowFile& file) {
 void EngramTable::fail(const Open& part, int64_t at, const std::string& what) const {
   const int64_t row = (at - part.file.offset) / part.file.row_bytes;
   throw EngramError("[engram] " + part.file.path + ", offset " + std::to_string(at) + ", row " + std::to_string(row) +
-                    ": " + what + changed_since(part.fd, part.file.path));
+                    ": " + what + (files_.made < 0 ? changed_since(part.fd, part.file.path) : std::string()));
 }
 
 void EngramTable::check_row(int64_t row) const {

@@ -20,6 +20,9 @@ struct TableFiles {
   int64_t n_rows = 0;
   int dim = 0;  // codes of a row; a multiple of 32
   RowFile codes, scales;
+  // Not negative: there is no file, the reader makes the bytes of this table up and knows it by this number instead of a
+  // file's (benchmarks). codes.path is then what errors call it.
+  int made = -1;
 };
 
 // Memory that grows, aligned for reads that go around the page cache. One for each thread that reads.
@@ -52,6 +55,7 @@ class EngramTable {
   int64_t bytes() const { return files_.n_rows * row_bytes(); }
   const std::string& path() const { return files_.codes.path; }
   bool in_memory() const { return memory_ != nullptr; }
+  bool made() const { return files_.made >= 0; }
 
   // Rows first .. first + n - 1: out [n][row bytes], codes then scales. Returns the bytes read from disk. Throws
   // EngramError naming file and offset. Any thread.

@@ -42,7 +42,8 @@ MetalBackend::~MetalBackend() {
     if (b.buffer) device_.forget(b.buffer->contents());
 }
 
-void* MetalBackend::alloc(size_t bytes) { return device_.alloc(bytes); }
+void* MetalBackend::alloc(size_t bytes) { return device_.alloc(bytes, false); }
+void* MetalBackend::alloc_for_host(size_t bytes) { return device_.alloc(bytes, true); }
 void MetalBackend::free(void* p, size_t) { device_.free(p); }
 
 Backend* MetalBackend::sibling(const Shape& shape) const {
@@ -71,6 +72,7 @@ void MetalBackend::encode_now(const char* kernel, Constants constants, const voi
                               std::initializer_list<Argument> buffers, Grid grid, int threads, size_t threadgroup_bytes) {
   constants.round = round_ ? 1 : 0;
   constants.quant = quant_ ? 1 : 0;
+  if (grid.x > 0 && grid.y > 0 && grid.z > 0) ++issued_;
   stream_->dispatch(device_.kernel(kernel, constants), args, args_bytes, buffers, grid, threads, threadgroup_bytes);
 }
 

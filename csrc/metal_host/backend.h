@@ -35,6 +35,7 @@ class MetalBackend final : public Backend {
   ~MetalBackend() override;
 
   void* alloc(size_t bytes) override;
+  void* alloc_for_host(size_t bytes) override;
   void free(void* p, size_t bytes) override;
   const char* name() const override { return kName; }
   size_t working_bytes() const override { return most_work_; }
@@ -45,6 +46,12 @@ class MetalBackend final : public Backend {
   Latch* latch() override;
   void wait() override;
   void abandon() noexcept override;
+  bool device_work(DeviceWork* work) const override {
+    *work = {issued_, stream_->device_seconds()};
+    return true;
+  }
+  // Row products alone, for measurements: n rows of activations, one behind the other.
+  void product(const Matrix& m, const float* x, int n, float* out) { linear(m, x, m.cols, n, out, m.rows, true); }
 
   void embed(const EmbedArgs&) override;
   void hc_read(const HcReadArgs&) override;
@@ -152,6 +159,7 @@ class MetalBackend final : public Backend {
   std::vector<Block> temps_;
   size_t work_ = 0, most_work_ = 0;  // bytes of temps_ and retired_; the most since begin_run() let go of them
   int run_rows_ = 0;
+  int64_t issued_ = 0;  // dispatches
   std::vector<std::shared_ptr<const void>> held_;  // what dispatches that run may still use; let go by wait()
   std::vector<Block> retired_;  // too small, but perhaps still in use; freed by wait()
 };

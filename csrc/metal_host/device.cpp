@@ -140,6 +140,33 @@ Ref<MTL::Buffer> Device::new_buffer(size_t bytes) {
   return buffer;
 }
 
+#ifdef DS4_CUDA
+// "Managed" of Metal, memory of the host that the device sees: what it is here, csrc/cuda/device.cpp says.
+Ref<MTL::Buffer> Device::new_host_buffer(size_t bytes) {
+  const Pool pool;
+  bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+  Ref<MTL::Buffer> buffer(device_->newBuffer(bytes, MTL::ResourceStorageModeManaged));
+  if (!buffer) throw MemoryPlanError("[cuda] the device refused " + std::to_string(bytes) + " bytes of the host");
+  return buffer;
+}
+#endif
+
+Ref<MTL::Buffer> Device::new_weights(size_t bytes) {
+  const Pool pool;
+  bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
+#ifdef DS4_CUDA
+  constexpr auto kMode = MTL::ResourceStorageModePrivate;
+#else
+  constexpr auto kMode = MTL::ResourceStorageModeShared;  // one memory; and private buffers have no address there
+#endif
+  if (bytes > device_->maxBufferLength())
+    throw MemoryPlanError("[metal] " + std::to_string(bytes) + " bytes of weights in one piece; the device's largest buffer has " +
+                          std::to_string(device_->maxBufferLength()));
+  Ref<MTL::Buffer> buffer(device_->newBuffer(bytes, kMode));
+  if (!buffer) throw MemoryPlanError("[metal] the device refused " + std::to_string(bytes) + " bytes for weights; make a smaller model");
+  return buffer;
+}
+
 Ref<MTL::Buffer> Device::wrap(const void* page, size_t bytes) {
   const Pool pool;
   Ref<MTL::Buffer> buffer(device_->newBuffer(page, bytes, MTL::ResourceStorageModeShared, nullptr));
@@ -169,9 +196,9 @@ bool Device::find(const void* p, Place* place) const {
 }
 
 // Pages of our own under a buffer: the system hands them out zeroed and when they are first touched; Metal promises neither.
-void* Device::alloc(size_t bytes) {
+void* Device::alloc(size_t bytes, [[maybe_unused]] bool for_host) {
 #ifdef DS4_CUDA  // pages of the host are no memory of the device; its own allocator gives what both see, zeroed
-  Allocation given{new_buffer(bytes), nullptr, 0};
+  Allocation given{for_host ? new_host_buffer(bytes) : new_buffer(bytes), nullptr, 0};
   void* both = given.buffer->contents();
   remember(both, std::max<size_t>(bytes, 1), given.buffer.get(), 0);
   const std::unique_lock<std::shared_mutex> locked(ranges_mutex_);

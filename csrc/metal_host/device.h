@@ -101,6 +101,9 @@ class Device {
   // New memory with anything in it, or pages that exist (no copy; the owner keeps them mapped).
   Ref<MTL::Buffer> new_buffer(size_t bytes);
   Ref<MTL::Buffer> wrap(const void* page, size_t bytes);
+  // New memory for weights, with anything in it. Its contents() are for the device alone: an address, and no more, where the
+  // device has memory of its own.
+  Ref<MTL::Buffer> new_weights(size_t bytes);
 
   // Memory by address. forget() takes what remember() was given.
   void remember(const void* p, size_t bytes, MTL::Buffer* buffer, size_t offset);
@@ -108,7 +111,9 @@ class Device {
   // False when [p, p + 1) is not known.
   bool find(const void* p, Place* place) const;
 
-  void* alloc(size_t bytes);
+  // for_host: the host writes or reads it in every run.
+  Ref<MTL::Buffer> new_host_buffer(size_t bytes);  // CUDA
+  void* alloc(size_t bytes, bool for_host = false);
   void free(void* p);
 
   Counters counters;  // under no lock: back ends of one session at a time are counted

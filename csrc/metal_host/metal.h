@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/backend.h"
+#include "synth_units.h"
 
 namespace ds4::metal {
 
@@ -34,6 +35,34 @@ std::unique_ptr<Backend> make_backend(const Shape& shape, Activations activation
 // tokens; and a drafter's, for its block and for captured rows that are projected together.
 int64_t working_bytes(const Shape& shape, int64_t n, int64_t context);
 int64_t draft_working_bytes(const Shape& shape, const DrafterWeights& weights, int64_t block, int64_t captured);
+
+// Memory of the device for weights that no file holds. The host may not look at what data() names; it is an address that
+// weights may have. It must outlive what was adopted from it.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual uint8_t* data() const = 0;
+  virtual size_t bytes() const = 0;
+  // Writes units first .. first + n - 1 at `offset` (metal/synth_units.h; csrc/convert/synth.h does the same on the host).
+  virtual void fill(const SynthUnits& units, const uint32_t* table, int n_table, uint64_t first, uint64_t n, size_t offset) = 0;
+  virtual void read(size_t offset, size_t n, uint8_t* out) const = 0;
+};
+// Throws MemoryPlanError when the device has not that much.
+std::shared_ptr<DeviceMemory> make_memory(size_t bytes);
+
+// What a device can do, below the level of a back end. Every measurement is `times` dispatches that wait for each other.
+struct Took {
+  double wall = 0.0, device = 0.0;  // seconds of all
+};
+class DeviceProbe {
+ public:
+  virtual ~DeviceProbe() = default;
+  virtual Took copy(int64_t bytes, int times) = 0;  // within its memory: at most half of it
+  virtual Took empty(int times) = 0;                // dispatches that do next to nothing
+  // n activation rows times random matrices of a type, a different piece of the memory each time.
+  virtual Took product(RowType type, int rows, int cols, int64_t row_bytes, int64_t scale_row_bytes, int n, int times) = 0;
+};
+std::unique_ptr<DeviceProbe> make_probe(int64_t bytes);
 
 // What all back ends of this process issued so far; differences count a step (docs/metal.md).
 struct Counters {

@@ -113,7 +113,10 @@ Latch* Stream::latch() {
 }
 
 void Stream::check(MTL::CommandBuffer* buffer) {
-  if (buffer->status() != MTL::CommandBufferStatusError) return;
+  if (buffer->status() != MTL::CommandBufferStatusError) {
+    device_seconds_ += buffer->GPUEndTime() - buffer->GPUStartTime();
+    return;
+  }
   const std::string reason = text(buffer->error());
   running_.clear();
   throw BackendError("[metal] the device stopped: " + reason);

@@ -80,6 +80,8 @@ class Stream {
   bool hold(int ahead, Poll* poll);
   // Drops what was not submitted, waits for the rest; errors are not told.
   void abandon() noexcept;
+  // Of the device, in all command buffers that were waited for.
+  double device_seconds() const { return device_seconds_; }
 
  private:
   struct Touched {
@@ -101,6 +103,7 @@ class Stream {
   Ref<MTL::Buffer> nothing_;      // bound where an argument is absent
   std::vector<std::unique_ptr<EventLatch>> latches_;
   size_t used_latches_ = 0;       // since the last wait() or abandon()
+  double device_seconds_ = 0.0;
 };
 
 }  // namespace ds4::metal

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "base/error.h"
@@ -65,6 +66,7 @@ class Adopted {
 
  private:
   std::vector<Ref<MTL::Buffer>> buffers_;
+  std::set<MTL::Buffer*> known_;  // in which others hold weights
   std::vector<const void*> remembered_;
   std::vector<const MoeWeights*> tables_;
   Ref<MTL::ResidencySet> resident_;
@@ -92,6 +94,12 @@ uintptr_t page_up(const void* p) { return (reinterpret_cast<uintptr_t>(p) + kPag
 // Neighbours share a buffer as long as the device takes one of that length; a span is never cut.
 void Adopted::wrap(std::vector<Span> spans) {
   Device& device = Device::get();
+  std::erase_if(spans, [&](const Span& s) {  // made by the device itself (make_memory), or adopted with another model
+    Place known;
+    if (s.bytes == 0 || !device.find(s.p, &known)) return false;
+    known_.insert(known.buffer);
+    return true;
+  });
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.p < b.p; });
   const size_t most = device.device()->maxBufferLength();
   for (size_t i = 0; i < spans.size();) {
@@ -122,6 +130,7 @@ void Adopted::keep_resident() {
   resident_ = Ref<MTL::ResidencySet>(device.device()->newResidencySet(descriptor.get(), &error));
   if (!resident_) throw BackendError("[metal] the device gave no residency set: " + text(error));
   for (const auto& buffer : buffers_) resident_->addAllocation(buffer.get());
+  for (MTL::Buffer* buffer : known_) resident_->addAllocation(buffer);
   resident_->commit();
   resident_->requestResidency();
   device.add_resident(resident_.get());

@@ -172,7 +172,7 @@ def _at_depth(model: Model, context: int, steps: int) -> dict[str, Any]:
 
 
 def _by_op(ledger: Ledger) -> dict[str, float]:
-    return {row.op: 1e3 * row.seconds / ledger.runs for row in ledger.by_op()}
+    return {row.op: 1e3 * row.time / ledger.runs for row in ledger.by_op()}
 
 
 def _prompt(model: Model, n: int) -> dict[str, Any]:

@@ -69,6 +69,7 @@ class EngramStats:
     """What reading the tables cost so far, for all sessions of a model together."""
 
     mode: str
+    """"disk", "ram", or "made": rows of a synthetic model, made when they are asked for; no byte comes from a disk."""
     table_bytes: int
     cache_bytes: int
     cached_rows: int
@@ -95,7 +96,7 @@ def stats_of(engram: _ext.Engram) -> EngramStats:
     """The counters of the extension's object."""
     c = engram.counters()
     return EngramStats(
-        mode="ram" if engram.in_memory else "disk",
+        mode="made" if engram.made else "ram" if engram.in_memory else "disk",
         table_bytes=engram.bytes,
         cache_bytes=engram.cache_bytes,
         cached_rows=engram.cached,

@@ -128,6 +128,54 @@ class Model:
         rows = open_engram(checkpoint, tables, weights)
         return cls(checkpoint, build(checkpoint, mode, isa, n_threads, rows), mode, weights, rows, matrix)
 
+    @classmethod
+    def synthetic(
+        cls,
+        shape: Literal["released", "tiny"] = "released",
+        *,
+        layers: int = 40,
+        experts: int = 128,
+        recipe: Literal["q4", "mxfp4", "fp8fp4", "bf16"] = "q4",
+        backend: str = "auto",
+        activations: Literal["auto", "bf16", "fp8", "fp32"] = "auto",
+        threads: int | None = None,
+        engram_rows: int | None = None,
+        seed: int = 1,
+        progress: LoadProgress | None = None,
+    ) -> Self:
+        """For benchmarks only: a model of random weights that lie in no file. What it generates means nothing.
+
+        The weights are written by the back end itself into its own memory (a kernel on a device, threads on the CPU),
+        the same bytes everywhere for a seed; rows of the Engram tables are made when they are asked for, never read.
+
+        shape: "released" has the widths of the release, "tiny" small ones.
+        layers: 6 to 40; every kind of layer occurs. 40 of the released shape with 16 experts take 22 GB, with 128
+            experts 112 GB (q4).
+        experts: routed experts of a layer; more of them take memory, not bytes a token.
+        recipe: types of the weights: "q4", "mxfp4" as the GGUF recipes, "fp8fp4", "bf16" as official folders.
+        backend, activations, threads: as in `open`.
+        engram_rows: about so many rows a table; None takes the release's 384 million (tiny: 100,000).
+        seed: 0 to 2^64 - 1.
+        progress: called with (bytes done, bytes in all).
+
+        MemoryPlanError when it does not fit, OptionError for an option, BackendError for a back end that is not here.
+        """
+        from . import synthetic
+
+        isa = _isa(backend)
+        choice("activations", activations, ("auto", "bf16", "fp8", "fp32"))
+        callback("progress", progress)
+        synthetic.options(layers, experts, seed)
+        n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
+        config = synthetic.config_of(shape, layers, experts, recipe, engram_rows)
+        name = f"synthetic {shape}, {layers} layers, {experts} experts, {recipe}, seed {seed}"
+        place = isa if isa in ("metal", "cuda") else "cpu"
+        checkpoint = synthetic.make(config, recipe, seed, place, n_threads, name, progress)
+        weights, _ = weight_bytes(checkpoint)
+        mode = default_activations(config, checkpoint.dialect) if activations == "auto" else activations
+        rows = synthetic.engram(config, seed)
+        return cls(checkpoint, build(checkpoint, mode, isa, n_threads, rows), mode, weights, rows)
+
     # ---- what it is --------------------------------------------------------------------------------------------
 
     @property

@@ -20,6 +20,11 @@ _VECTOR_ROLES = frozenset({"norm", "sink", "router_bias"})
 _VECTOR_ENDINGS = ("_base", "_scale")
 
 
+def is_vector(spec: TensorSpec) -> bool:
+    """A short one, which is expanded to float32 when a model is opened."""
+    return spec.role in _VECTOR_ROLES or spec.name.endswith(_VECTOR_ENDINGS)
+
+
 def shape_of(config: ModelConfig) -> dict[str, Any]:
     """The sizes that the extension wants, by its own names (`csrc/engine/shape.h`)."""
     layers = range(config.num_hidden_layers)
@@ -138,7 +143,7 @@ def _place(builder: _ext.ModelBuilder | _ext.DrafterBuilder, checkpoint: Checkpo
         return  # image positions only
     source = tensor if tensor is not None else stacked
     assert source is not None
-    if spec.role in _VECTOR_ROLES or spec.name.endswith(_VECTOR_ENDINGS):
+    if is_vector(spec):
         builder.vector(spec.name, expand(source))
         return
     data = source.view()

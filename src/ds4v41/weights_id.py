@@ -24,6 +24,9 @@ def weights_id(checkpoint: Checkpoint) -> bytes:
     digest = hashlib.blake2b(digest_size=32, person=b"ds4v41 weights")
     digest.update(repr(sorted(dataclasses.asdict(checkpoint.config).items())).encode())
     digest.update(repr(checkpoint.token_map).encode())
+    if checkpoint.made is not None:
+        digest.update(checkpoint.made.encode())
+        return digest.digest()
     names = sorted(n for n in checkpoint.tensors if not n.startswith(("mtp.", "vision", "aligner", "image_")))
     files: dict[str, int] = {}
     try:

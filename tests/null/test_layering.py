@@ -176,7 +176,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("weights",),
     ("memory", "kvstore", "ledger", "synth", "drafting"),
     ("drafter", "synth_gguf"),
-    ("decode", "generation", "reuse", "saved"),
+    ("decode", "generation", "reuse", "saved", "synthetic"),
     ("chatting", "advance"),
     ("session",),
     ("model",),
@@ -188,7 +188,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {module: i for i, row in enumerate(LAYERS) for module in row}
 EXT_USERS = frozenset({"model", "session", "prefill", "memory", "weights", "sampling", "checkpoint", "drafter",
                        "kvstore", "engram", "ledger", "bench", "generation", "decode", "verify", "saved",
-                       "device_check"})  # fmt: skip
+                       "device_check", "synthetic"})  # fmt: skip
 """Modules that may talk to the extension. Everything else goes through these."""
 
 

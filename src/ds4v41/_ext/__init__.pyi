@@ -13,7 +13,8 @@ from ds4v41._ext import (
     convert as convert,
     ops as ops,
     sampling as sampling,
-    standin as standin
+    standin as standin,
+    synth as synth
 )
 
 
@@ -57,6 +58,10 @@ class Engram:
 
     @property
     def in_memory(self) -> bool: ...
+
+    @property
+    def made(self) -> bool:
+        """No file: rows are made up when they are asked for."""
 
     @property
     def direct(self) -> bool: ...
@@ -306,7 +311,7 @@ class Session:
 
     def ledger(self) -> object:
         """
-        What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds), runs, tokens, seconds, missing; or None.
+        What start_ledger() saw: rows (op, layer, dispatches, bytes, seconds, dispatches and seconds of the device), runs, tokens, seconds, missing; or None.
         """
 
     def draft_ledger(self) -> object:

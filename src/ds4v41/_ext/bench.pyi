@@ -2,6 +2,24 @@
 
 
 
+class DeviceProbe:
+    """
+    Memory of the device, and dispatches that wait for each other. Times are (wall, device) seconds of all.
+    """
+
+    def __init__(self, bytes: int) -> None: ...
+
+    def copy(self, bytes: int, times: int) -> tuple[float, float]:
+        """Copies so many bytes to the other half of the memory."""
+
+    def empty(self, times: int) -> tuple[float, float]:
+        """Dispatches that do next to nothing."""
+
+    def product(self, type: str, rows: int, cols: int, n: int, times: int) -> tuple[float, float]:
+        """
+        n activation rows times random matrices, one after the other through the memory.
+        """
+
 class Probe:
     """
     Memory to touch and threads to touch it with. Times are (wall, CPU per thread) seconds.

@@ -14,6 +14,7 @@ from ..checks import positive_int
 from ..errors import OptionError, StateError
 from ..model import Model
 from .common import environment, interval, median
+from .device import is_device
 
 _KEYS = {"threads": int, "backend": str, "activations": str, "rows": int, "context": int}
 """Options of a side: those of Model.open, rows per step (1 to 8), and the depth of the filled cache."""
@@ -42,7 +43,8 @@ def compare(
     *,
     pairs: int = 15,
 ) -> dict[str, Any]:
-    """Run `pairs` pairs of steps, A and B in turn (ABBA), on the same tokens. `ratio` is time A / time B of CPU time.
+    """Run `pairs` pairs of steps, A and B in turn (ABBA), on the same tokens. `ratio` is time A / time B: CPU time, or
+    wall time when a side is on a device, whose work is not this process's CPU time.
 
     Every step starts from the same position, so sides with another number of rows are compared in the rows that both
     have. Raises StateError when the logits of the two differ in a single bit.
@@ -66,14 +68,17 @@ def compare(
                 raise StateError(f"A and B differ in step {i}: logits are not the same bytes, so no speed is shown")
             if i:  # the first pair warms up
                 times.append((*took[0], *took[1]))
-        ratios = [t[1] / t[3] for t in times]
+        device = any(is_device(side.model.backend) for side in sides)
+        clock = 0 if device else 1
+        ratios = [t[clock] / t[2 + clock] for t in times]
         low, high = interval(ratios)
         return environment(sides[0].model.threads, sides[0].model.backend) | {
             "a": a,
             "b": b,
             "pairs": pairs,
-            "a_seconds": median([t[1] for t in times]),
-            "b_seconds": median([t[3] for t in times]),
+            "clock": "wall" if device else "cpu",
+            "a_seconds": median([t[clock] for t in times]),
+            "b_seconds": median([t[2 + clock] for t in times]),
             "ratio": median(ratios),
             "ratio_low": low,
             "ratio_high": high,

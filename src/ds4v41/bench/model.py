@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from typing import Any
 
@@ -22,7 +22,11 @@ from ..errors import OptionError
 from ..ledger import Ledger
 from ..model import Model
 from ..session import Session
+from . import device
 from .common import environment, median
+
+Path = str | os.PathLike[str] | Model | None
+"""A file or folder, a model that is open already (it stays open), or nothing: the nano model."""
 
 _ROOF_BYTES = 1 << 30
 _PIECE = 1 << 28
@@ -36,6 +40,8 @@ def fill(session: Session, position: int, seed: int = 1) -> None:
 
 def _warm(model: Model) -> None:
     """Bring every page of the weights into memory and into this process, so that no step waits for the disk."""
+    if model.checkpoint.made is not None:  # it was written a moment ago, and a device's memory is no page of ours
+        return
     for tensor in model.checkpoint.tensors.values():
         if tensor.segment is not None:
             int(tensor.view()[::4096].sum(dtype=np.uint64))
@@ -97,6 +103,36 @@ class _Stepper:
         }
 
 
+@contextmanager
+def _opened(path: Path, threads: int | None, backend: str) -> Iterator[Model]:
+    if isinstance(path, Model):
+        if threads is not None or backend not in ("auto", path.backend):
+            raise OptionError("threads, backend: an open model has its own; leave them out")
+        yield path
+    else:
+        with Model.open(path, threads=threads, backend=backend) as model:
+            yield model
+
+
+def _name(path: Path) -> str:
+    return str(path.path if isinstance(path, Model) else path or "nano")
+
+
+def _about(model: Model) -> dict[str, Any]:
+    if device.is_device(model.backend):
+        return device.about(model.backend)
+    return environment(model.threads, model.backend)
+
+
+def _steppers(model: Model) -> tuple[Any, Callable[[Session], Any]]:
+    """The roof that a model's steps are measured against, and what measures them."""
+    if device.is_device(model.backend):
+        on_device = device.Roof(model.backend)
+        return on_device, lambda session: device.Stepper(session, on_device)
+    _warm(model)
+    return _Roof(model.threads), _Stepper
+
+
 def _depths(model: Model, contexts: Sequence[int] | None, usual: Sequence[int], steps: int) -> list[int]:
     """The even positions at or below these contexts that leave room for the steps. What was asked for is measured or
     refused; without a wish the usual ones are, as far as the model goes."""
@@ -115,53 +151,56 @@ def _depths(model: Model, contexts: Sequence[int] | None, usual: Sequence[int], 
 
 
 def decode(
-    path: str | os.PathLike[str] | None = None,
+    path: Path = None,
     *,
     context: int | None = None,
     steps: int = 20,
     threads: int | None = None,
+    backend: str = "auto",
 ) -> dict[str, Any]:
     """Decode rate at a context (None: 8192, or as far as the model goes): medians over `steps` single-token steps;
-    `ledger` says where the time went."""
+    `ledger` says where the time went.
+
+    On a device the ledger, which waits after every operation, watches further steps; the rate is that of steps alone.
+    """
     steps = positive_int("steps", steps, 1, MOST_STEPS)
     wished = None if context is None else [positive_int("context", context, 0)]
-    with Model.open(path, threads=threads) as model:
+    with _opened(path, threads, backend) as model:
         (context,) = _depths(model, wished, (8192,), steps)
-        _warm(model)
-        roof = _Roof(model.threads)
+        roof, stepper_of = _steppers(model)
         with model.session(context + steps + 8, retain=256) as session:
             fill(session, context)
-            stepper = _Stepper(session)
+            stepper = stepper_of(session)
             for _ in range(steps):
                 stepper.step(roof)
-            result = stepper.result()
-        return environment(model.threads, model.backend) | {"model": str(path or "nano"), "context": context} | result
+            result: dict[str, Any] = stepper.result()
+        return _about(model) | {"model": _name(path), "context": context} | result
 
 
 def depth(
-    path: str | os.PathLike[str] | None = None,
+    path: Path = None,
     *,
     contexts: Sequence[int] | None = None,
     steps: int = 15,
     threads: int | None = None,
+    backend: str = "auto",
 ) -> dict[str, Any]:
     """Decode rate at several contexts of one resident model (None: 8k, 62k, 131k, 300k and 1M, as far as the model
-    goes). A session of every context is open at once and they take
-    turns, a step each, so that they see the same machine; `rate` is relative to the first context, the median of the
-    ratios turn by turn (CPU time)."""
+    goes). A session of every context is open at once and they take turns, a step each, so that they see the same
+    machine; `rate` is relative to the first context, the median of the ratios turn by turn (CPU time; wall time on a
+    device)."""
     steps = positive_int("steps", steps, 1, MOST_STEPS)
     if contexts is not None:
         contexts = [positive_int("contexts", context, 0) for context in contexts]
         if not contexts:
             raise OptionError("contexts: expected at least one, found none")
-    with Model.open(path, threads=threads) as model, ExitStack() as stack:
-        _warm(model)
-        roof = _Roof(model.threads)
-        steppers: list[tuple[int, _Stepper]] = []
+    with _opened(path, threads, backend) as model, ExitStack() as stack:
+        roof, stepper_of = _steppers(model)
+        steppers: list[tuple[int, Any]] = []
         for size in _depths(model, contexts, (8192, 62_000, 131_072, 300_000, 1_000_000), steps):
             session = stack.enter_context(model.session(size + steps + 8, retain=256))
             fill(session, size)
-            steppers.append((size, _Stepper(session)))
+            steppers.append((size, stepper_of(session)))
         for _ in range(steps):
             for _, stepper in steppers:
                 stepper.step(roof)
@@ -171,29 +210,34 @@ def depth(
             item = {"context": size} | stepper.result()
             item["rate"] = median([a / b for a, b in zip(first, stepper.cpus, strict=True)])
             ledger = item.pop("ledger")
-            item["ms_by_op"] = {r.op: 1e3 * r.seconds / ledger.runs for r in ledger.by_op()}
+            item["ms_by_op"] = {r.op: 1e3 * r.time / ledger.runs for r in ledger.by_op()}
             results.append(item)
-        return environment(model.threads, model.backend) | {"model": str(path or "nano"), "results": results}
+        return _about(model) | {"model": _name(path), "results": results}
 
 
 def prefill(
-    path: str | os.PathLike[str] | None = None,
+    path: Path = None,
     *,
     tokens: Sequence[int] = (512, 2048),
     behind: Sequence[int] = (0,),
     threads: int | None = None,
     matrix: bool = False,
+    backend: str = "auto",
 ) -> dict[str, Any]:
     """Prefill rate for prompts of several lengths, each behind so many random tokens; time by operation.
 
     matrix: each prompt also in the matrix class, `ratio` is its CPU rate over the canonical one."""
     results = []
     with ExitStack() as stack:
-        models = [stack.enter_context(Model.open(path, threads=threads))]
+        models = [stack.enter_context(_opened(path, threads, backend))]
         if matrix:
-            models.append(stack.enter_context(Model.open(path, threads=threads, prefill="matrix")))
+            if isinstance(path, Model):
+                raise OptionError("matrix: an open model has one class of prompts; give its path")
+            more = Model.open(path, threads=threads, prefill="matrix", backend=backend)
+            models.append(stack.enter_context(more))
         for model in models:
-            _warm(model)
+            if not device.is_device(model.backend):
+                _warm(model)
         rng = np.random.default_rng(3)
         longest = models[0].config.max_position_embeddings
         for n, before in product(tokens, behind):
@@ -208,14 +252,21 @@ def prefill(
             for item in items[1:]:
                 item["ratio"] = item["cpu_tok_s"] / items[0]["cpu_tok_s"]
             results += items
-        return environment(models[0].threads, models[0].backend) | {"model": str(path or "nano"), "results": results}
+        return _about(models[0]) | {"model": _name(path), "results": results}
 
 
 def _prefill(model: Model, ids: NDArray[np.int32], behind: int) -> dict[str, Any]:
     n = len(ids)
-    with model.session(behind + n + 8, retain=256, chunk=min(n, 2048)) as session:
+
+    def session_of() -> Session:
+        session = model.session(behind + n + 8, retain=256, chunk=min(n, 2048))
         if behind:
             fill(session, behind)
+        return session
+
+    if device.is_device(model.backend):
+        return {"context": n, "behind": behind, "class": model.prefill} | device.prefill(session_of, ids)
+    with session_of() as session:
         session._ext.start_ledger()
         wall, cpu = time.perf_counter(), time.process_time()
         session.prefill(ids, logits=None)

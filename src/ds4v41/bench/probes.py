@@ -13,6 +13,7 @@ from ..checks import choice, positive_int
 from ..errors import MemoryPlanError, OptionError, shown
 from ..machine import available_memory, human
 from ..model import usable_cores
+from . import device
 from .common import environment, median
 
 GIB = 1 << 30
@@ -41,13 +42,37 @@ def _probe(threads: int | None, gib: float, huge_pages: bool) -> tuple[Any, int,
     return _ext.bench.Probe(isa, n_threads, size, huge_pages), n_threads, isa, size
 
 
+def _refuse_other(backend: str) -> None:
+    if backend not in ("auto", "cpu"):
+        raise OptionError(
+            f"backend: below a model are measured the best instruction set of this machine (auto, cpu) and devices "
+            f"(metal, cuda), found {shown(backend)}"
+        )
+
+
 def _read_rates(probe: Any, offset: int, size: int) -> tuple[float, float]:
     wall, cpu = probe.read(offset, size)
     return size / wall / 1e9, size / cpu / 1e9
 
 
-def roof(*, threads: int | None = None, gib: float = 4.0, huge_pages: bool = True) -> dict[str, Any]:
-    """Stream read rate over `gib` GiB and the f32 multiply-add peak, medians of 5."""
+def _refuse_on_device(**given: bool) -> None:
+    for name, is_given in given.items():
+        if is_given:
+            raise OptionError(f"{name}: only the CPU has this; leave it out with a device")
+
+
+def roof(
+    *, threads: int | None = None, gib: float | None = None, huge_pages: bool = True, backend: str = "auto"
+) -> dict[str, Any]:
+    """Stream read rate over `gib` GiB (4) and the f32 multiply-add peak, medians of 5.
+
+    On a device (backend "metal" or "cuda"): the rate of copies in its memory (2 GiB), read and written bytes added, and
+    what an empty dispatch costs."""
+    if device.is_device(backend):
+        _refuse_on_device(threads=threads is not None, huge_pages=not huge_pages)
+        return device.roof(backend, gib)
+    _refuse_other(backend)
+    gib = 4.0 if gib is None else gib
     probe, n_threads, isa, size = _probe(threads, gib, huge_pages)
     reads = [_read_rates(probe, 0, size) for _ in range(_REPEATS)]
     peaks = [probe.fma(200_000) for _ in range(_REPEATS)]
@@ -66,15 +91,23 @@ def ops(
     types: Sequence[str] = tuple(SHAPES),
     rows: Sequence[int] = (1, 2, 4, 6, 8),
     threads: int | None = None,
-    gib: float = 4.0,
+    gib: float | None = None,
     huge_pages: bool = True,
     matrix: bool = False,
+    backend: str = "auto",
 ) -> dict[str, Any]:
     """Row products at released shapes: matrices that fill `gib` GiB, each read once, interleaved with plain reads of as
     many bytes (ABAB); medians of 5 passes over pairs of pieces. `share` is the product's rate over the read rate.
 
     matrix: the matrix class instead, in turn with the canonical one: `share` is of the peak of its instruction, taken
-    in the same run, `ratio` the speed over canonical."""
+    in the same run, `ratio` the speed over canonical.
+
+    On a device (backend "metal" or "cuda"): by its own clock, against copies in its memory."""
+    if device.is_device(backend):
+        _refuse_on_device(threads=threads is not None, huge_pages=not huge_pages, matrix=matrix)
+        return device.ops(backend, types, rows, gib, SHAPES, BLOCKS)
+    _refuse_other(backend)
+    gib = 4.0 if gib is None else gib
     types = [choice("types", kind, tuple(SHAPES)) for kind in types]
     rows = [positive_int("rows", n, 1, MOST_ROWS) for n in rows]
     probe, n_threads, isa, size = _probe(threads, gib, huge_pages)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,16 @@ from .config import ModelConfig
 from .finite import find_non_finite
 
 Bytes = NDArray[np.uint8]
+
+
+class Segment(Protocol):
+    """Memory in which tensors lie."""
+
+    def bytes(self, offset: int, nbytes: int) -> Bytes:
+        """Read-only view of a part."""
+
+    def copy(self, offset: int, nbytes: int) -> Bytes | None:
+        """A copy of a part where there is no file; None where there is, to be read there."""
 
 
 class FileSegment:
@@ -39,6 +49,9 @@ class FileSegment:
                 self._map = self._open()
         first = offset - self.start
         return self._map[first : first + nbytes]
+
+    def copy(self, offset: int, nbytes: int) -> None:
+        """See `Segment`."""
 
     def _open(self) -> Bytes:
         if self.start == self.end:
@@ -68,7 +81,7 @@ class Tensor:
     offset: int
     """Absolute position of the first byte in the file."""
     nbytes: int
-    segment: FileSegment | None = field(default=None, repr=False, compare=False)
+    segment: Segment | None = field(default=None, repr=False, compare=False)
     """The mapped range that holds it; None for Engram tables, which are read from the file row by row."""
 
     def view(self) -> Bytes:
@@ -85,6 +98,8 @@ class Tensor:
         nbytes = self.nbytes - start if nbytes is None else nbytes
         if start < 0 or nbytes < 0 or start + nbytes > self.nbytes:
             raise IndexError(f"{self.name}: bytes {start}..{start + nbytes} are outside of its {self.nbytes} bytes")
+        if self.segment is not None and (found := self.segment.copy(self.offset + start, nbytes)) is not None:
+            return found.tobytes()
         pieces: list[bytes] = []
         position, end = self.offset + start, self.offset + start + nbytes
         with open(self.file, "rb", buffering=0) as file:
@@ -122,6 +137,9 @@ class Checkpoint:
     """Faults found when opened with strict=False; empty otherwise, since faults raise."""
     stored_token_map: Sequence[int] | None = None
     """Token map stored in the file itself (GGUF)."""
+    made: str | None = None
+    """Of a synthetic model in memory: what all its bytes follow from. There is no file, and the host may not be able to
+    look at the tensors."""
     _token_map: list[int] | None = field(default=None, repr=False)
 
     @property
@@ -156,6 +174,8 @@ class Checkpoint:
         Raises CheckpointError that names the first such value of every bad tensor. Engram tables are not read: their
         rows are checked when they are used.
         """
+        if self.made is not None:  # finite by the way they are made, and perhaps where only a device can look
+            return
         mapped = [tensor for tensor in self.tensors.values() if tensor.segment is not None]
         total, done, problems = sum(tensor.nbytes for tensor in mapped), 0, []
         for tensor in mapped:

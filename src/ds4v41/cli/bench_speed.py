@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import bench
 from ..bench.ab import parse_side
+from ..model import Model
 from .output import print_json
 from .parser import UsageError
 
@@ -39,24 +40,38 @@ def _measure(args: Namespace) -> dict[str, Any]:
         return bench.select()
     if args.what == "ab":
         return bench.compare(args.model, parse_side(args.a), parse_side(args.b), pairs=args.pairs)
+    if args.synthetic is None:
+        if args.layers is not None or args.experts is not None:
+            raise UsageError(f"bench {args.what}: --layers and --experts go with --synthetic; a file has its own")
+        return _on_model(args, args.model, {"threads": args.threads, "backend": args.backend})
+    if args.model is not None:
+        raise UsageError(f"bench {args.what}: --synthetic makes a model, --model names one; give one of them")
+    sizes = {name: n for name in ("layers", "experts") if (n := getattr(args, name)) is not None}
+    with Model.synthetic(recipe=args.synthetic, backend=args.backend, threads=args.threads, **sizes) as model:
+        return _on_model(args, model, {})
+
+
+def _on_model(args: Namespace, model: str | Model | None, opening: dict[str, Any]) -> dict[str, Any]:
+    """A measurement of whole steps or prompts, on a file or on an open model."""
     contexts = _numbers("context", args.context) if args.context is not None else ()
+    more: dict[str, Any] = {}
     if args.what == "decode":
         if len(contexts) > 1:
             raise UsageError("bench decode: --context takes one position (bench depth takes several)")
         more = {"context": contexts[0]} if contexts else {}
-        return bench.decode(args.model, steps=args.steps, threads=args.threads, **more)
+        return bench.decode(model, steps=args.steps, **opening, **more)
     if args.what == "depth":
-        return bench.depth(
-            args.model, steps=args.steps, threads=args.threads, **({"contexts": contexts} if contexts else {})
-        )
-    lengths: dict[str, Any] = {"tokens": contexts} if contexts else {}
+        more = {"contexts": contexts} if contexts else {}
+        return bench.depth(model, steps=args.steps, **opening, **more)
+    if contexts:
+        more["tokens"] = contexts
     if args.behind is not None:
-        lengths["behind"] = _numbers("behind", args.behind)
-    return bench.prefill(args.model, threads=args.threads, matrix=args.matrix, **lengths)
+        more["behind"] = _numbers("behind", args.behind)
+    return bench.prefill(model, matrix=args.matrix, **opening, **more)
 
 
 def _probe(args: Namespace) -> dict[str, Any]:
-    return {"threads": args.threads, "gib": args.gib, "huge_pages": not args.small_pages}
+    return {"threads": args.threads, "gib": args.gib, "huge_pages": not args.small_pages, "backend": args.backend}
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

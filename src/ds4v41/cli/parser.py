@@ -231,8 +231,10 @@ def _add_bench_speed(commands: Any) -> None:
         parser.set_defaults(what=name)
         if name not in ("select", "ab"):  # one thread; a side's own option
             parser.add_argument("--threads", type=int, metavar="N", help="worker threads (default: all cores)")
+        if name in ("roof", "ops", "decode", "depth", "prefill"):
+            parser.add_argument("--backend", default="auto", metavar="NAME", help="auto, cpu, ..., or metal, cuda")
         if name in ("roof", "ops"):
-            parser.add_argument("--gib", type=float, default=4.0, metavar="G", help="memory to touch (default 4)")
+            parser.add_argument("--gib", type=float, metavar="G", help="memory to touch (default 4; a device: 2)")
             parser.add_argument("--small-pages", action="store_true", help="without huge pages")
         if name == "ops":
             parser.add_argument("--types", metavar="T,T", help="row types (default all)")
@@ -242,6 +244,11 @@ def _add_bench_speed(commands: Any) -> None:
         if name in ("decode", "depth", "prefill", "ab"):
             parser.add_argument("-m", "--model", metavar="PATH", help="a GGUF file or official folder (default nano)")
         if name in ("decode", "depth", "prefill"):
+            parser.add_argument(
+                "--synthetic", metavar="RECIPE", help="no file: a model made in memory (q4, mxfp4, fp8fp4, bf16)"
+            )
+            parser.add_argument("--layers", type=int, metavar="N", help="with --synthetic: 6 to 40 (default 40)")
+            parser.add_argument("--experts", type=int, metavar="E", help="with --synthetic: of a layer (default 128)")
             parser.add_argument("--context", metavar="N,N", help="position, positions, or prompt lengths")
         if name == "prefill":
             parser.add_argument("--behind", metavar="N,N", help="random tokens in front of the prompt (default 0)")
@@ -281,9 +288,7 @@ def _add_synth(commands: Any) -> None:
     parser.add_argument("--experts", type=int, default=48, metavar="E", help="routed experts of a layer (default 48)")
     parser.add_argument("--recipe", choices=("q4", "mxfp4"), default="q4", help="types of the experts (default q4)")
     parser.add_argument("--drafter", metavar="D.gguf", help="write a drafter for it as well, to this file")
-    parser.add_argument(
-        "--drafter-experts", type=int, metavar="E", help="routed experts of a draft stage (default 16)"
-    )
+    parser.add_argument("--drafter-experts", type=int, metavar="E", help="routed experts of a draft stage (default 16)")
     parser.add_argument("--engram-rows", type=int, default=100_000, metavar="R", help="about so many rows a table")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the random blocks (default 1)")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")

@@ -10,6 +10,7 @@ namespace MTL {
 
 enum ResourceOptions : NS::UInteger {
   ResourceStorageModeShared = 0,
+  ResourceStorageModeManaged = 16,
   ResourceStorageModePrivate = 32,
   ResourceHazardTrackingModeDefault = 0,
   ResourceHazardTrackingModeUntracked = 256,
