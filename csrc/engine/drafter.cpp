@@ -75,6 +75,7 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, const 
   capacity_ = z.capacity;
   own_bytes_ = z.total;
   own_base_ = static_cast<uint8_t*>(backend_->alloc(own_bytes_));
+  backend_->commit(own_base_, own_bytes_);  // or every token of a text would pay for the page of its captured row
   uint8_t* at = own_base_;
   size_t i = 0;
   const auto take = [&] {
