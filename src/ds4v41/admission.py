@@ -117,6 +117,8 @@ def _counted(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
+LONGEST_REST = 32
+"""Tokens that the decode loop takes at most without asking; the statistics lag so far behind."""
 _STALE = 16
 """Cycles after which the oldest price of every other row count is forgotten."""
 
@@ -139,15 +141,20 @@ class KnownCosts:
         self.quiet = 0
         """Tokens since the last attempt."""
         self._serial: deque[float] = deque(maxlen=samples)
-        self.serial_ms: float | None = None
-        """Median time of a serial step."""
+        self._serial_ms: float | None = None  # their median, once somebody asked for it
 
     def add_serial(self, ms: float) -> None:
         """One serial step."""
         self._serial.append(ms)
-        ordered = sorted(self._serial)
-        middle = len(ordered) // 2
-        self.serial_ms = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        self._serial_ms = None
+
+    @property
+    def serial_ms(self) -> float | None:
+        """Median time of a serial step."""
+        middle = self._serial_ms
+        if middle is None and self._serial:
+            middle = self._serial_ms = median(list(self._serial))
+        return middle
 
     def add_draft(self, draft: float) -> None:
         """One draft, whatever became of it."""
@@ -235,6 +242,32 @@ class Admission:
         if not self._table:
             self._ask_prices()
         return self._due() * self._quality() >= self._least_chance
+
+    def rest(self) -> int:
+        """How many times admit() will say no now, whatever plain tokens are told until then: so often nobody need ask.
+        They are told afterwards, in their order."""
+        if self._invalid:
+            return LONGEST_REST
+        gated = 0
+        if self.config.gate == "value" and self._table:
+            gated = min(self._below_gate(), self.config.longest_quiet - self._known.quiet)
+        return max(0, min(LONGEST_REST, max(gated, self._skip)))
+
+    def _below_gate(self) -> int:
+        """So many times, from now on, the target cannot look certain enough, even if every token from now on is."""
+        quality = max(self._quality(), self.config.prior)  # it drifts to the prior, token by token
+        if self._least_chance > 1.001 * quality:
+            return LONGEST_REST
+        if self._least_chance <= 0.0:
+            return 0
+        memory, wanted = self.config.certainty_memory, 2 * math.log(self._least_chance / quality)
+        # After k certain tokens the sum of the weights is  weight u + (1 - u) / (1 - memory)  with  u = memory ** k,
+        # and what the gate compares is  sum u / that.
+        most = wanted / (1 - memory)
+        left = self._log_certainty - wanted * self._certainty_weight + most
+        if left >= most or most >= 0:  # (both are negative where the gate is shut)
+            return 0
+        return int(math.log(most / left) / math.log(memory) - 1e-6) + 1
 
     def _due(self) -> float:
         """How likely a draft should hold by the target's certainty. (Its likeliest token is right more often than it
