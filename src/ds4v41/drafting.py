@@ -254,7 +254,7 @@ class DraftingSteps:
 
     def _how_long(self) -> int:
         """At how many tokens now nobody need ask whether to draft."""
-        if self._forced is not None or self._session.drafter_fault is not None:
+        if self._forced is not None or self._session._fault is not None:  # (_wanted() has asked for a fault)
             return LONGEST_REST
         return 0 if self._think is not None else self._admission.rest()  # (reasoning may end at any token)
 

@@ -70,7 +70,7 @@ def test_while_it_rests_it_would_have_said_no(seed: int, floor: float, verify: f
     dice = random.Random(seed)
     known = KnownCosts()
     known.quiet = dice.choice([0, 1000])
-    admission, rested, left = Admission(known=known), 0, 0
+    admission, rested, left = Admission(AdmissionConfig(shortest_rest=0), known=known), 0, 0
     for _ in range(400):
         wanted = admission.admit()
         assert not (wanted and left)
