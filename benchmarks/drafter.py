@@ -8,9 +8,9 @@ tokens. Every prompt is generated serially and drafted, a token each in turns, a
 requests end with the turn, the other texts after --tokens. With --clock cpu (default) one thread runs and its CPU time
 counts, so that other work on the machine does not.
 
-What each kind of step costs is measured before, on prompts of the other part. With these prices, brought to the present
-by the texts that always verify five drafts, and the counts of what the controller did (steps, cycles by length, declined
-drafts, rows of entries) a speed is predicted for every text.
+What each kind of step costs is measured before, on prompts of the other part. With these prices, brought to the
+present by the texts that always verify five drafts, and the counts of what the controller did (steps, cycles by length,
+declined drafts, rows of entries) a speed is predicted for every text.
 """
 
 from __future__ import annotations

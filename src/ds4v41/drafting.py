@@ -173,8 +173,8 @@ class ModelProposer:
         ext, sampler = self._session._ext, self._sampler
         if self._allowed is None:
             handle, seed = sampler.handle, sampler.seed
-            return ext.draft_draw(handle, seed, anchor, [], most, list(worth), self._history, start=most)
-        ext.draft_start(anchor, most)
+            return ext.draft_draw(handle, seed, anchor, [], most, list(worth), self._history, start=most, settled=True)
+        ext.draft_start(anchor, most, settled=True)
         drafts: list[int] = []
         chances: list[float] = []
         while len(drafts) < most:
@@ -315,20 +315,20 @@ class DraftingSteps:
         return draw
 
     def _enter(self) -> None:
-        """Fill the drafter's windows, when serial decoding or a prefill left much to do; what one draft leaves to the
-        next is part of its price."""
-        backlog = self._session.draft_backlog
-        if backlog <= self._session.block_size + 1:
+        """Fill the drafter's windows, when serial decoding or a prefill left much to do, in two goes; what one draft
+        leaves to the next is part of its price."""
+        rows = self._session.draft_backlog
+        if rows <= self._session.block_size + 1:
             return
         before = time.perf_counter()
         try:
-            self._session.settle_drafter()
+            rows = self._session.settle_drafter()
         except (Ds4Error, RuntimeError, MemoryError) as error:
             if isinstance(error, (Cancelled, StateError)):
                 raise
             self._session.drop_drafter(f"{type(error).__name__}: {error}")
         spent = time.perf_counter() - before
-        self._admission.entered(1e3 * spent, backlog)
+        self._admission.entered(1e3 * spent, rows)
         self._session._stats.add_decode(0, spent)
 
     def _draft(self, token: int, most: int) -> list[int]:
