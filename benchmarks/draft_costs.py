@@ -46,7 +46,7 @@ def measure(session: ds4v41.Session, steps: int) -> dict[str, list[dict[str, Any
             session._ext.run(tokens, "all")
             parts.setdefault(f"{rows} rows", []).append(part(session.ledger()))
             session.rewind(session.position - rows)
-        session.settle_drafter()
+        session._ext.draft_settle()
         session.start_ledger()
         proposer.propose(dice.randrange(8, vocab - 1000), session.block_size, [])
         parts.setdefault("draft", []).append(part(session.draft_ledger()))

@@ -8,8 +8,9 @@ tokens. Every prompt is generated serially and drafted, a token each in turns, a
 requests end with the turn, the other texts after --tokens. With --clock cpu (default) one thread runs and its CPU time
 counts, so that other work on the machine does not.
 
-What each kind of step costs is measured before, on prompts of the other part. With these prices and the counts of what
-the controller did (steps, cycles by length, declined drafts, rows of entries) a speed is predicted for every text.
+What each kind of step costs is measured before, on prompts of the other part. With these prices, brought to the
+present by the texts that always verify five drafts, and the counts of what the controller did (steps, cycles by length,
+declined drafts, rows of entries) a speed is predicted for every text.
 """
 
 from __future__ import annotations
@@ -47,13 +48,18 @@ def generate(
 
 
 def in_turns(
-    sessions: dict[Any, ds4v41.Session], prompt: list[int], clock: Callable[[], float], options: dict[str, Any]
+    sessions: dict[Any, ds4v41.Session],
+    prompt: list[int],
+    clock: Callable[[], float],
+    options: dict[str, Any],
+    auto: str | int = "auto",
 ) -> tuple[dict[Any, list[int]], dict[Any, float]]:
     """The same text by every session, a token each in turns, so that what else runs on the machine meets all alike.
-    Tokens and seconds of decoding, by drafting mode."""
+    Tokens and seconds of decoding, by drafting mode; auto: what the session "auto" does."""
     streams, tokens, seconds = {}, {}, {}
     for mode, session in sessions.items():
-        settings = GenerationOptions.from_options(options | {"drafting": mode}, session.model)
+        drafting = auto if mode == "auto" else mode
+        settings = GenerationOptions.from_options(options | {"drafting": drafting}, session.model)
         streams[mode] = iter(TokenStream(session, np.array(prompt, np.int32), settings))
         tokens[mode], seconds[mode] = [next(streams[mode])[0].token], 0.0  # the prefill
     dice = random.Random(0)
@@ -100,13 +106,18 @@ def costs(
 
 @dataclass(frozen=True)
 class Prices:
-    """Milliseconds of what a text is made of, the decode loop's own time included."""
+    """What a text is made of, in tokens of a session without a drafter; the decode loop's own time included."""
 
-    serial: float  # a token without a drafter
     idle: float  # a token with a drafter that is not asked
     cycles: list[float]  # of 1, 2, ... drafts
     draft: float
     row: float  # of filling the windows
+
+
+def by_length(stats: DrafterStats) -> list[int]:
+    """Cycles of 1, 2, ... drafts."""
+    at = [*stats.verified_at, 0]
+    return [at[i] - at[i + 1] for i in range(len(at) - 1)]
 
 
 def price_list(
@@ -114,37 +125,52 @@ def price_list(
     drafter: ds4v41.Drafter,
     sets: dict[str, list[list[int]]],
     args: Any,
+    draft: float,
     clock: Callable[[], float],
 ) -> Prices:
-    """Serial texts, and texts in which every step verifies so many drafts, a token each in turns."""
-    modes: list[Any] = ["off", 0, 1, 2, 3, 4, 5]
-    seconds, tokens = dict.fromkeys(modes, 0.0), 0
-    stats: dict[Any, list[DrafterStats]] = {mode: [] for mode in modes}
-    for name, prompts in sets.items():
-        stop = model.config.eos_token_id if "chats" in name else None
-        options = {"temperature": args.temperature, "seed": 5, "max_tokens": min(args.tokens, 100), "stop": stop}
-        for prompt in prompts:
-            sessions = {mode: model.session(1024, drafter=None if mode == "off" else drafter) for mode in modes}
-            texts, took = in_turns(sessions, prompt, clock, options)
-            tokens += len(texts["off"]) - 1
-            for mode in modes:
-                seconds[mode] += took[mode]
-                stats[mode] += [s for s in [sessions[mode].stats.drafter] if s is not None]
-    entry = {mode: sum(s.entry_ms for s in stats[mode]) for mode in modes}
-    rows = sum(s.entry_rows for mode in modes for s in stats[mode])
-    cycles = [(1e3 * seconds[k] - entry[k]) / sum(s.cycles for s in stats[k]) for k in modes[2:]]
-    draft = costs(model, drafter, sets["random tokens"][0], clock)[1]
-    per_token = {mode: 1e3 * seconds[mode] / tokens for mode in ("off", 0)}
-    return Prices(per_token["off"], per_token[0], cycles, statistics.fmean(draft), sum(entry.values()) / rows)
+    """Texts in which every step verifies so many drafts, in the place that measure() has for the controller: beside a
+    serial text and one with five drafts, a token each in turns. (Sessions drive each other out of the caches, so what
+    a step costs depends on how many there are; and the machine's speed moves, so each is paid in serial tokens of its
+    own turns.) draft: its price."""
+    cost: list[float] = []
+    entry_price, entry_rows = 0.0, 0
+    for mode in range(6):
+        paid, counts, plain = 0.0, [0] * 5, 0
+        for name, prompts in sets.items():
+            stop = model.config.eos_token_id if "chats" in name else None
+            options = {"temperature": args.temperature, "seed": 5, "max_tokens": min(args.tokens, 100), "stop": stop}
+            for prompt in prompts:
+                sessions = {"off": model.session(1024), "auto": model.session(1024, drafter=drafter)}
+                sessions[5] = model.session(1024, drafter=drafter)
+                texts, took = in_turns(sessions, prompt, clock, options, auto=mode)
+                serial = took["off"] / (len(texts["off"]) - 1)
+                stats = sessions["auto"].stats.drafter
+                assert stats is not None
+                paid += (took["auto"] - stats.entry_ms / 1e3) / serial
+                entry_price += stats.entry_ms / 1e3 / serial
+                entry_rows += stats.entry_rows
+                counts = [a + b for a, b in zip(counts, by_length(stats), strict=True)]
+                plain += stats.serial_tokens
+        if mode > 0:  # what is not of this kind: at the end of a text
+            paid -= plain * cost[0] + sum(n * price for n, price in zip(counts, cost[1:], strict=False))
+        cost.append(paid / (counts[mode - 1] if mode > 0 else plain))
+    return Prices(cost[0], cost[1:], draft, entry_price / entry_rows)
 
 
-def predicted(stats: DrafterStats, prices: Prices) -> float:
-    """The speed that a call should have had, by the prices of its parts."""
-    at = [*stats.verified_at, 0]
-    cycles = sum((at[i] - at[i + 1]) * price for i, price in enumerate(prices.cycles))
+def priced(stats: DrafterStats, prices: Prices, scale: float = 1.0) -> float:
+    """What a text should have cost, in serial tokens. scale: of the prices of cycles."""
     plain = stats.serial_tokens + stats.declines
-    ms = plain * prices.idle + stats.declines * prices.draft + cycles + stats.entry_rows * prices.row
-    return (plain + stats.committed) * prices.serial / ms
+    cycles = sum(n * price for n, price in zip(by_length(stats), prices.cycles, strict=True))
+    return plain * prices.idle + stats.declines * prices.draft + scale * cycles + stats.entry_rows * prices.row
+
+
+def cycles_now(paid: list[float], stats: list[DrafterStats], prices: Prices) -> float:
+    """What cycles cost in the turns of these texts, beside the price list: by the texts with five drafts at every step,
+    `paid` in serial tokens of the same turns. (Beside other work on the machine a block of rows gets dearer or cheaper
+    than a row.)"""
+    list_price = sum(priced(s, prices) for s in stats)
+    rest = sum(priced(s, prices, 0.0) for s in stats)
+    return (sum(paid) - rest) / (list_price - rest)
 
 
 def trace(
@@ -252,9 +278,11 @@ def measure(
     stop: int | None,
 ) -> dict[str, Any]:
     options = {"temperature": args.temperature, "seed": 5, "max_tokens": args.tokens, "stop": stop}
-    ratios, forced_ratios, own, by_prices = [], [], [], []
+    ratios, forced_ratios, own = [], [], []
     forced: list[Any] = []
     cycles: list[Any] = []
+    forced_paid: list[float] = []
+    lengths: list[int] = []
     n_tokens = 0
     for prompt in prompts:
         seconds: dict[Any, float] = {"off": 0.0, "auto": 0.0, 5: 0.0}
@@ -269,9 +297,12 @@ def measure(
             stats = sessions["auto"].stats.drafter
             cycles.append(stats)
             own.append(1 - stats.net_ms / (took["auto"] * 1e3))
-            by_prices.append(predicted(stats, prices))
+            lengths.append(len(tokens["off"]) - 1)
+            forced_paid.append(took[5] / took["off"] * lengths[-1])
         ratios.append(seconds["off"] / seconds["auto"])
         forced_ratios.append(seconds["off"] / seconds[5])
+    scale = cycles_now(forced_paid, forced, prices)
+    by_prices = [n / priced(s, prices, scale) for n, s in zip(lengths, cycles, strict=True)]
     at = [sum(s.accepted_at[i] for s in forced) / max(1, sum(s.verified_at[i] for s in forced)) for i in range(5)]
     return {
         "prompts": len(prompts),
@@ -286,6 +317,7 @@ def measure(
         "back_offs_auto": sum(s.back_offs for s in cycles) / args.rounds / len(prompts),
         "entry_rows_auto": sum(s.entry_rows for s in cycles) / args.rounds / len(prompts),
         "by_its_own_ledger": math.exp(statistics.fmean(math.log(p) for p in own)),
+        "cycles_beside_price_list": scale,
         "by_prices_and_counts": math.exp(statistics.fmean(math.log(p) for p in by_prices)),
     }
 
@@ -320,9 +352,9 @@ def main() -> None:
             sets = {}
         if sets and not args.optimum and not args.policies:
             others = prompt_sets(model, 3, "tuning" if args.part == "fresh" else "fresh")
-            prices = price_list(model, drafter, others, args, clock)
-            result["prices_ms"] = asdict(prices)
-            print(json.dumps(result["prices_ms"]))
+            prices = price_list(model, drafter, others, args, cost.draft_ms / cost.serial_ms, clock)
+            result["prices_in_serial_tokens"] = asdict(prices)
+            print(json.dumps(result["prices_in_serial_tokens"]))
         for name, prompts in sets.items():
             if args.sets and not any(part in name for part in args.sets):
                 continue

@@ -26,19 +26,19 @@ SamplingRow mask_of(const std::optional<Tokens>& allowed) {
 std::pair<std::vector<int32_t>, std::vector<float>> draw(SessionHandle& h, Sampler& sampler, uint64_t seed, int32_t anchor,
                                                          const std::vector<int32_t>& before, int n,
                                                          const std::vector<float>& worth, TokenHistory* history,
-                                                         const std::optional<Tokens>& allowed, int start) {
+                                                         const std::optional<Tokens>& allowed, int start, bool settled) {
   const SamplingRow mask = mask_of(allowed);
   Drafts drafts = h.call([&](Session& s, Poll* poll) {
     Drafter& drafter = h.drafter();
-    if (start > 0) drafter.start(anchor, start, poll);
+    if (start > 0) drafter.start(anchor, start, poll, settled);
     return draft(s, drafter, {sampler, seed, history}, {anchor, before, n, worth, mask.allowed, mask.n_allowed});
   });
   return {std::move(drafts.tokens), std::move(drafts.chances)};
 }
 
-void start(SessionHandle& h, int32_t anchor, int n_rows) {
+void start(SessionHandle& h, int32_t anchor, int n_rows, bool settled) {
   h.call([&](Session&, Poll* poll) {
-    h.drafter().start(anchor, n_rows, poll);
+    h.drafter().start(anchor, n_rows, poll, settled);
     return 0;
   });
 }
@@ -83,11 +83,13 @@ Out<float> captured(SessionHandle& h) {
 
 void bind_draft(nb::class_<SessionHandle>& session) {
   session
-      .def("draft_start", &start, nb::arg("anchor"), nb::arg("n_rows"),
-           "Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.")
+      .def("draft_start", &start, nb::arg("anchor"), nb::arg("n_rows"), nb::arg("settled") = false,
+           "Runs the drafter's stages for the tokens after `anchor`, which stands at the present position. settled: its "
+           "windows stay as full as they are.")
       .def("draft_draw", &draw, nb::arg("sampler"), nb::arg("seed"), nb::arg("anchor"), nb::arg("before"), nb::arg("n"),
            nb::arg("worth"), nb::arg("history") = nb::none(), nb::arg("allowed").noconvert() = nb::none(), nb::arg("start") = 0,
-           "start: runs the stages first, as draft_start(anchor, start). The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token "
+           nb::arg("settled") = false,
+           "start: runs the stages first, as draft_start(anchor, start, settled). The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token "
            "of each row). Stops early when the product of the chances so far is not above `worth` of that many drafts.")
       .def("feed_draw", &feed_draw, nb::arg("token"), nb::arg("sampler"), nb::arg("seed"), nb::arg("history") = nb::none(),
            nb::arg("chances") = false,
@@ -109,6 +111,9 @@ void bind_draft(nb::class_<SessionHandle>& session) {
                return 0;
              });
            }, "Puts the captured rows that a draft would see into its windows, which draft_start() does otherwise.")
+      .def("draft_settle_some", [](SessionHandle& h) {
+             return h.call([&](Session&, Poll* poll) { return h.drafter().settle_some(poll); });
+           }, "The newest of them, half a window at most; how many they were.")
       .def_prop_ro("draft_unsettled", with([](Session& s) { return s.drafter() != nullptr ? s.drafter()->unsettled() : 0; }),
                    "How many rows that would be now.")
       .def_prop_ro("draft_context", with([](Session& s) { return s.drafter() != nullptr ? s.drafter()->n_context() : 0; }),

@@ -31,6 +31,7 @@ size_t CpuBackend::working_bytes() const {
 
 void* CpuBackend::alloc(size_t bytes) { return map_zeroed(bytes); }
 void CpuBackend::free(void* p, size_t bytes) { unmap(p, bytes); }
+void CpuBackend::commit(void* p, size_t bytes) { populate(p, bytes); }
 
 void CpuBackend::throw_cancelled() { raise_cancelled(); }
 

@@ -17,6 +17,7 @@ class CpuBackend final : public Backend {
   void* alloc(size_t bytes) override;
   void* alloc_for_host(size_t bytes) override { return alloc(bytes); }
   void free(void* p, size_t bytes) override;
+  void commit(void* p, size_t bytes) override;
   bool remappable() const override { return true; }
   const char* name() const override;
   size_t working_bytes() const override;

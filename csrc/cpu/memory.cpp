@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cstdint>
 #include <string>
 
 #include "base/error.h"
@@ -23,6 +24,20 @@ void* map_zeroed(size_t bytes) {
 
 void unmap(void* p, size_t bytes) {
   if (p != nullptr) munmap(p, bytes == 0 ? 1 : bytes);
+}
+
+void populate(void* p, size_t bytes) {
+#ifdef __linux__
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, of Linux 5.14; older headers and kernels do not know it
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t first = reinterpret_cast<uintptr_t>(p) & ~(kPage - 1);
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + bytes + kPage - 1) & ~(kPage - 1);
+  // Where it fails, pages come as they are written.
+  (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+  (void)madvise(reinterpret_cast<void*>(first), end - first, kPopulateWrite);
+#else
+  (void)p, (void)bytes;
+#endif
 }
 
 void raise_cancelled() { throw Cancelled("[cancel] stopped before the step was complete; the session is unchanged"); }

@@ -260,6 +260,8 @@ class Backend {
   // The same for what the host writes or reads in every run.
   virtual void* alloc_for_host(size_t bytes) = 0;
   virtual void free(void* p, size_t bytes) = 0;
+  // This part of alloc() will be written soon and a little at a time: commit it now, which costs less than by and by.
+  virtual void commit(void* p, size_t bytes) { (void)p, (void)bytes; }
   // May pages of alloc() be replaced by mappings of the same size? Then forks share memory; else they copy it.
   virtual bool remappable() const { return false; }
   virtual const char* name() const = 0;

@@ -75,6 +75,7 @@ Drafter::Drafter(std::shared_ptr<const DrafterModel> model, State& state, const 
   capacity_ = z.capacity;
   own_bytes_ = z.total;
   own_base_ = static_cast<uint8_t*>(backend_->alloc(own_bytes_));
+  backend_->commit(own_base_, own_bytes_);  // or every token of a text would pay for the page of its captured row
   uint8_t* at = own_base_;
   size_t i = 0;
   const auto take = [&] {
@@ -158,16 +159,35 @@ int64_t Drafter::unsettled() const {
 }
 
 void Drafter::settle(Poll* poll, int64_t back) {
-  fill_windows(poll, back);
+  fill_windows(poll, wanted(back));
+  done();
+}
+
+int64_t Drafter::settle_some(Poll* poll) {
+  const int64_t most = std::max<int64_t>(model_->shape.window / 2, 1), position = state_.position();
+  const int64_t low = std::min(state_.extra_low(), filled_), news = position - filled_;
+  // Where much is new, what is behind it waits; else what is left of `most` goes behind what is there.
+  const int64_t first = std::max(wanted(0), news > most ? position - most : low - (most - news));
+  const int64_t n = first > filled_ ? position - first : std::max<int64_t>(0, low - first) + news;
+  fill_windows(poll, first);
+  done();
+  return n;
+}
+
+// The first row that the windows can and shall have.
+int64_t Drafter::wanted(int64_t back) const {
+  return std::max({reachable(), state_.position() - model_->shape.window - back, int64_t{0}});
+}
+
+void Drafter::done() {
   backend_->wait();
   angles_busy_ = false;
 }
 
-// The same, issued only.
-void Drafter::fill_windows(Poll* poll, int64_t back) {
+// Rows from `first` on that are not in the windows yet; issued only.
+void Drafter::fill_windows(Poll* poll, int64_t first) {
   faults_.at(FaultPoint::draft_settle);
   const int64_t position = state_.position();
-  const int64_t first = std::max({reachable(), position - model_->shape.window - back, int64_t{0}});
   const int64_t low = std::min(state_.extra_low(), filled_);
   if (first > filled_) {  // rows in between are not wanted any more
     state_.raise_extra_low(first);
@@ -203,6 +223,11 @@ void Drafter::project(int64_t first, int64_t end, Poll* poll) {
 int64_t Drafter::n_context() const {
   const int64_t p = state_.position();
   return p - std::max(std::max<int64_t>(0, p - model_->shape.window), std::min(p, reachable()));
+}
+
+int64_t Drafter::in_windows() const {
+  const int64_t p = state_.position();
+  return std::min<int64_t>(model_->shape.window, p - std::min(state_.extra_low(), filled_));
 }
 
 namespace {
@@ -250,7 +275,7 @@ void Drafter::accept_context(int64_t rows) {
   state_.raise_extra_low(state_.position() - rows);
 }
 
-void Drafter::start(int32_t anchor, int n_rows, Poll* poll) {
+void Drafter::start(int32_t anchor, int n_rows, Poll* poll, bool settled) {
   const Shape& s = model_->shape;
   const int most = model_->sizes.block;
   if (anchor < 0 || anchor >= s.vocab)
@@ -263,7 +288,7 @@ void Drafter::start(int32_t anchor, int n_rows, Poll* poll) {
   try {
     backend_->wait();  // a draft before may still be read from the memory that is written below
     angles_busy_ = false;
-    fill_windows(poll, 0);
+    fill_windows(poll, settled ? std::max(wanted(0), std::min(state_.extra_low(), filled_)) : wanted(0));
     faults_.at(FaultPoint::draft_start);
     block(anchor, n_rows, poll);
   } catch (...) {
@@ -304,7 +329,7 @@ void Drafter::stage(int i) {
   backend_->hc_read({n, t_.stream, t_.mix, &w.hc_attn, t_.x, t_.xq, t_.pre, t_.post, t_.comb});
   backend_->attn_in({n, position, t_.xq, &w.attn, rope, t_.qr, block});
   backend_->attn_query({n, t_.qr, &w.attn, rope, t_.q});
-  backend_->draft_attend({n, position, position - n_context(), t_.q, window(i), block, w.attn.sink, rope, t_.o});
+  backend_->draft_attend({n, position, position - in_windows(), t_.q, window(i), block, w.attn.sink, rope, t_.o});
   backend_->attn_out({n, t_.o, &w.attn, t_.low, t_.y});
   backend_->hc_write({n, t_.y, t_.post, t_.comb, t_.stream});
   backend_->hc_read({n, t_.stream, t_.pre, &w.hc_ffn, t_.x, t_.xq, t_.mix, t_.post, t_.comb});

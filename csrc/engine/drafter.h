@@ -71,6 +71,9 @@ class Drafter {
   // Captured rows that are not in the rings yet are put there: those of the window and `back` rows before it. A draft
   // does it for the window; before a mark or a fork, whose owners have no captured rows, all of them go.
   void settle(Poll* poll, int64_t back);
+  // The newest of those that a draft would see, half a window at most: the first draft guesses as well with them
+  // (docs/dspark.md), and the others may come before the next one. Returns how many were put there.
+  int64_t settle_some(Poll* poll);
   // How many rows that would be for a draft now.
   int64_t unsettled() const;
 
@@ -78,7 +81,8 @@ class Drafter {
   // then gives the logits [vocab] of the i-th draft, i < n_rows, when the token before it is `previous`, and, if asked,
   // the confidence head's logit and the probability of the likeliest token. Rows may be asked for in any order, and
   // again; each is there until the next is asked for.
-  void start(int32_t anchor, int n_rows, Poll* poll);
+  // settled: windows that are not full stay so, only what the state got since comes into them.
+  void start(int32_t anchor, int n_rows, Poll* poll, bool settled = false);
   struct Signals {
     float confidence, top;
   };
@@ -89,7 +93,7 @@ class Drafter {
   void start_ledger();
   const Ledger* ledger() const { return ledger_; }
 
-  // Context rows that a draft would see now, at most `window`.
+  // Context rows that a draft would see now with windows as full as they can be, at most `window`.
   int64_t n_context() const;
   // The context as bytes, for a frontier (docs/formats-store.md); nothing when there is none. settle() comes before.
   std::vector<uint8_t> export_context() const;
@@ -110,7 +114,10 @@ class Drafter {
   void project(int64_t first, int64_t end, Poll* poll);
   void block(int32_t anchor, int n_rows, Poll* poll);
   void stage(int i);
-  void fill_windows(Poll* poll, int64_t back);
+  void fill_windows(Poll* poll, int64_t first);
+  int64_t wanted(int64_t back) const;
+  int64_t in_windows() const;  // rows that are there, once new ones are
+  void done();
   RowRing window(int stage) const { return state_.window(model_->target->shape.n_layers + stage); }
 
   std::shared_ptr<const DrafterModel> model_;

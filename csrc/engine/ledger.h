@@ -43,6 +43,7 @@ class Ledger final : public Backend {
   void* alloc(size_t bytes) override { return inner_->alloc(bytes); }
   void* alloc_for_host(size_t bytes) override { return inner_->alloc_for_host(bytes); }
   void free(void* p, size_t bytes) override { inner_->free(p, bytes); }
+  void commit(void* p, size_t bytes) override { inner_->commit(p, bytes); }
   const char* name() const override { return inner_->name(); }
   size_t working_bytes() const override { return inner_->working_bytes(); }
   Backend* sibling(const Shape& shape) const override { return inner_->sibling(shape); }

@@ -89,6 +89,33 @@ inline __attribute__((always_inline)) uint64_t mass_body(const float* x, size_t 
   return total;
 }
 
+// exp(z) for z <= 0 within 4e-6 of itself, and at least exp(-80): for what decides about time only.
+inline __attribute__((always_inline)) float about_exp(float z) {
+  const float c = z > -80.0f ? z : -80.0f;
+  const float t = DS4_FMA(c, 1.44269504088896341f, 12582912.0f);  // 1.5 * 2^23: rounds to the nearest integer
+  const float r = DS4_FMA(t - 12582912.0f, -0.69314718055994531f, c);
+  float p = DS4_FMA(8.33333333333333333e-3f, r, 4.16666666666666667e-2f);
+  p = DS4_FMA(p, r, 1.66666666666666667e-1f);
+  p = DS4_FMA(p, r, 0.5f);
+  p = DS4_FMA(p, r, 1.0f);
+  p = DS4_FMA(p, r, 1.0f);
+  return DS4_AS_FLOAT(DS4_AS_UINT(p) + (DS4_AS_UINT(t) << 23));  // p is normal, and so is the result
+}
+
+// About the sum of exp(x[i] - max), in a fixed order.
+inline __attribute__((always_inline)) float about_sum_body(const float* x, size_t n, float max) {
+  constexpr size_t kLanes = 32;
+  float lane[kLanes];
+  for (size_t j = 0; j < kLanes; ++j) lane[j] = 0.0f;
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (size_t j = 0; j < kLanes; ++j) lane[j] += about_exp(x[i + j] - max);
+  for (; i < n; ++i) lane[0] += about_exp(x[i] - max);
+  float sum = 0.0f;
+  for (size_t j = 0; j < kLanes; ++j) sum += lane[j];
+  return sum;
+}
+
 // words[i] = the noise word of token first + i, for a block of tokens (`first` is a multiple of 4).
 // Returns whether one of the `count` tokens could reach `score`: tempered value plus the bound of its noise.
 inline __attribute__((always_inline)) bool contest_body(const float* tempered, size_t count, uint64_t seed, int64_t position,
@@ -138,6 +165,7 @@ DS4_PASS(Extremes, extremes, (const float* x, size_t n), (x, n))
 DS4_PASS(size_t, temper, (const float* x, size_t n, float max, float temperature, float* out, float* block_max),
          (x, n, max, temperature, out, block_max))
 DS4_PASS(uint64_t, mass, (const float* x, size_t n, float max, float temperature), (x, n, max, temperature))
+DS4_PASS(float, about_sum, (const float* x, size_t n, float max), (x, n, max))
 DS4_PASS(bool, contest,
          (const float* tempered, size_t count, uint64_t seed, int64_t position, uint32_t first, float score, uint32_t* words),
          (tempered, count, seed, position, first, score, words))

@@ -105,7 +105,7 @@ bool Sampler::needs_history() const {
   return options_.repetition_penalty != 1.0f || options_.presence_penalty != 0.0f || options_.frequency_penalty != 0.0f;
 }
 
-void Sampler::check_row(const SamplingRow& row, int64_t position) const {
+float Sampler::check_row(const SamplingRow& row, int64_t position) const {
   const std::string where = "position " + std::to_string(position);
   if (position < 0) throw OptionError("position: expected 0 or more, found " + std::to_string(position));
   if (needs_history() && row.history == nullptr)
@@ -131,6 +131,7 @@ void Sampler::check_row(const SamplingRow& row, int64_t position) const {
                         std::to_string(n) + " are +infinity, the first is token " + std::to_string(first - row.logits));
   }
   if (raw.max == -kInf) throw NumericsError("logits at " + where + ": all " + std::to_string(n) + " are -infinity");
+  return raw.max;
 }
 
 void Sampler::penalise(const TokenHistory& history) {
@@ -165,10 +166,10 @@ const float* Sampler::adjust(const SamplingRow& row) {
 }
 
 void Sampler::prepare(const SamplingRow& row, int64_t position) {
-  check_row(row, position);
+  const float raw_max = check_row(row, position);
   row_ = adjust(row);
   const size_t n = static_cast<size_t>(n_vocab_);
-  max_ = extremes(wide_, row_, n).max;
+  max_ = row_ == row.logits ? raw_max : extremes(wide_, row_, n).max;
   if (max_ == -kInf)
     throw OptionError("position " + std::to_string(position) +
                       ": no token is left to draw, logit_bias and mask ban them all; allow at least one");
@@ -354,10 +355,9 @@ void Sampler::add_logprobs(const float* logits, Draw& draw) const {
   for (auto& [token, value] : top) value = logprob(token);
 }
 
-// How likely the likeliest token is among what bias, penalties and mask leave, at temperature 1.
+// How likely the likeliest token is among what bias, penalties and mask leave, at temperature 1; to some six digits.
 float Sampler::likeliest() const {
-  const uint64_t all = mass(wide_, row_, static_cast<size_t>(n_vocab_), max_, 1.0f);  // the likeliest one counts 2^40
-  return 1.0f / (static_cast<float>(all) * 0x1p-40f);
+  return 1.0f / std::max(1.0f, about_sum(wide_, row_, static_cast<size_t>(n_vocab_), max_));
 }
 
 Draw Sampler::draw(const SamplingRow& row, uint64_t seed, int64_t position, bool chance) {

@@ -95,7 +95,7 @@ class Sampler {
     int32_t token() const { return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(order)); }
   };
 
-  void check_row(const SamplingRow& row, int64_t position) const;
+  float check_row(const SamplingRow& row, int64_t position) const;  // returns the largest logit
   void prepare(const SamplingRow& row, int64_t position);
   const float* adjust(const SamplingRow& row);
   void penalise(const TokenHistory& history);

@@ -55,6 +55,8 @@ class AdmissionConfig:
     """Weight, in accepted drafts, of the belief that signals are right; what was accepted outweighs it in time."""
     margin: float = 0.2
     """Expected gain of an attempt, in serial steps, above which it is made: not all that a cycle costs is timed."""
+    shortest_rest: int = 3
+    """Tokens after a no of the gate at which it is not asked again: looking costs time as well."""
     gate: Gate = "value"
     """value: verify as many drafts as the running costs justify. top: all of them when enough in a row look good.
     none: all of them, always."""
@@ -117,6 +119,8 @@ def _counted(n: int, what: str) -> str:
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
+LONGEST_REST = 32
+"""Tokens that the decode loop takes at most without asking; the statistics lag so far behind."""
 _STALE = 16
 """Cycles after which the oldest price of every other row count is forgotten."""
 
@@ -139,15 +143,20 @@ class KnownCosts:
         self.quiet = 0
         """Tokens since the last attempt."""
         self._serial: deque[float] = deque(maxlen=samples)
-        self.serial_ms: float | None = None
-        """Median time of a serial step."""
+        self._serial_ms: float | None = None  # their median, once somebody asked for it
 
     def add_serial(self, ms: float) -> None:
         """One serial step."""
         self._serial.append(ms)
-        ordered = sorted(self._serial)
-        middle = len(ordered) // 2
-        self.serial_ms = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+        self._serial_ms = None
+
+    @property
+    def serial_ms(self) -> float | None:
+        """Median time of a serial step."""
+        middle = self._serial_ms
+        if middle is None and self._serial:
+            middle = self._serial_ms = median(list(self._serial))
+        return middle
 
     def add_draft(self, draft: float) -> None:
         """One draft, whatever became of it."""
@@ -162,13 +171,14 @@ class KnownCosts:
         self._n_cycles += 1
         if self._n_cycles % _STALE == 0:
             self._age(rows)
-        self.verify = {n: median(list(of)) for n, of in list(self._cycles.items()) if of}
+        self.verify = {**self.verify, rows: median(list(samples))}
 
     def _age(self, rows: int) -> None:
         """What was measured once in a bad moment, and is not tried since, is forgotten a sample at a time."""
         for n, samples in list(self._cycles.items()):
             if n != rows and samples:
                 samples.popleft()
+        self.verify = {n: median(list(of)) for n, of in list(self._cycles.items()) if of}
 
     def table(self, rows: int, row_cost: float) -> list[float]:
         """Prices of 1, 2 .. `rows` rows: medians, or a line from the neighbours of a count that was not measured."""
@@ -236,6 +246,34 @@ class Admission:
             self._ask_prices()
         return self._due() * self._quality() >= self._least_chance
 
+    def rest(self) -> int:
+        """At how many plain tokens from now on nobody shall ask: admit() would say no whatever they are, or has just
+        said it. They are told afterwards, in their order."""
+        if self._invalid:
+            return LONGEST_REST
+        gated = 0
+        if self.config.gate == "value" and self._table:
+            gated = self._below_gate()
+            if gated > 0:
+                gated = min(max(gated, self.config.shortest_rest), self.config.longest_quiet - self._known.quiet)
+        return max(0, min(LONGEST_REST, max(gated, self._skip)))
+
+    def _below_gate(self) -> int:
+        """So many times, from now on, the target cannot look certain enough, even if every token from now on is."""
+        quality = max(self._quality(), self.config.prior)  # it drifts to the prior, token by token
+        if self._least_chance > 1.001 * quality:
+            return LONGEST_REST
+        if self._least_chance <= 0.0:
+            return 0
+        memory, wanted = self.config.certainty_memory, 2 * math.log(self._least_chance / quality)
+        # After k certain tokens the sum of the weights is  weight u + (1 - u) / (1 - memory)  with  u = memory ** k,
+        # and what the gate compares is  sum u / that.
+        most = wanted / (1 - memory)
+        left = self._log_certainty - wanted * self._certainty_weight + most
+        if left >= most or most >= 0:  # (both are negative where the gate is shut)
+            return 0
+        return int(math.log(most / left) / math.log(memory) - 1e-6) + 1
+
     def _due(self) -> float:
         """How likely a draft should hold by the target's certainty. (Its likeliest token is right more often than it
         is certain, hence the root; docs/dspark.md has the numbers.)"""
@@ -250,10 +288,11 @@ class Admission:
         """Of an attempt whose drafts each hold with this chance if those before did, in serial steps."""
         survival, tokens, best = 1.0, 1.0, 0.0
         chance = min(0.99, chance)
-        for rows in range(2, self._block + 2):
+        for price in self._table[1:]:
             survival *= chance
             tokens += survival
-            best = max(best, tokens - self._price(rows))
+            if tokens - price > best:
+                best = tokens - price
         return best - (self.config.draft_cost if self._known.draft is None else self._known.draft)
 
     def choose(self, signals: Sequence[float]) -> int:
@@ -314,13 +353,16 @@ class Admission:
     def _ask_prices(self) -> None:
         """Once after every attempt: a token that is not drafted should cost next to nothing."""
         self._table = self._known.table(self._block + 1, self.config.row_cost)
-        low, high = 0.0, 1.0
-        if self._expected_gain(high) <= self.config.margin:
+        low, high, gain, margin = 0.0, 1.0, self._expected_gain, self.config.margin
+        if gain(high) <= margin:
             low = math.inf
         else:
             for _ in range(12):  # the gain rises with the chance
                 middle = (low + high) / 2
-                low, high = (low, middle) if self._expected_gain(middle) > self.config.margin else (middle, high)
+                if gain(middle) > margin:
+                    high = middle
+                else:
+                    low = middle
         self._least_chance = low
 
     # ---- what happened -------------------------------------------------------------------------------------------
@@ -472,13 +514,17 @@ class Replay:
 def replay(trace: Sequence[TraceStep], costs: Costs, config: AdmissionConfig) -> Replay:
     """Run the controller over a trace with given costs, one trace step a token."""
     admission = Admission(config, len(costs.verify_ms))
-    at, ms = 0, 0.0
+    at, ms, rest, refused = 0, 0.0, 0, False
     while at < len(trace):
         step = trace[at]
         if at > 0 and trace[at - 1].in_reasoning and not step.in_reasoning:
             admission.left_reasoning()
         admission.saw(step.certainty)
-        if not admission.admit(step.in_reasoning):
+        if refused and config.reasoning:
+            rest = admission.rest()
+        refused = rest == 0 and not admission.admit(step.in_reasoning)
+        if rest > 0 or refused:
+            rest -= rest > 0
             admission.serial_step(costs.serial_ms)
             ms += costs.serial_ms
             at += 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .admission import Admission, AdmissionConfig
+from .admission import LONGEST_REST, Admission, AdmissionConfig
 from .errors import Cancelled, Ds4Error, NumericsError, OptionError, StateError
 from .masks import Masks
 from .sampling import Draw, Sampler
@@ -173,8 +173,8 @@ class ModelProposer:
         ext, sampler = self._session._ext, self._sampler
         if self._allowed is None:
             handle, seed = sampler.handle, sampler.seed
-            return ext.draft_draw(handle, seed, anchor, [], most, list(worth), self._history, start=most)
-        ext.draft_start(anchor, most)
+            return ext.draft_draw(handle, seed, anchor, [], most, list(worth), self._history, start=most, settled=True)
+        ext.draft_start(anchor, most, settled=True)
         drafts: list[int] = []
         chances: list[float] = []
         while len(drafts) < most:
@@ -217,6 +217,10 @@ class DraftingSteps:
         self._in_reasoning = in_reasoning
         self._cycle: tuple[float, float, int] | None = None  # draft ms, verify ms, drafts
         self._hits = 0
+        # The controller said that it will not draft at so many tokens, and is told of them afterwards: where drafting
+        # does not pay, a token costs what it costs without a drafter.
+        self._rest = 0
+        self._rested: list[tuple[float, float | None]] = []  # ms of their steps, and the chances of the draws behind
 
     def first(self, row: Row) -> Draw:
         """Nothing is fed yet, but something is known about the text."""
@@ -227,6 +231,10 @@ class DraftingSteps:
     def advance(self, token: int) -> Draw:
         """Feed `token`: its row is there already when it was drafted, else by a verify or a plain step."""
         self._left -= 1
+        if self._rest > 0:
+            return self._resting(token)
+        if self._rested:
+            self._tell()
         if self._think is not None:
             self._follow_reasoning(token)
         if self._cycle is not None:
@@ -237,13 +245,39 @@ class DraftingSteps:
                 self._session._stats.add_decode(1, 0.0)
                 return draw
             self.close()
-        if not self._wanted():  # what a token costs where drafting does not pay: next to nothing
-            return self._serial(token, None)
+        if not self._wanted():
+            draw = self._serial(token, None)
+            self._rest = self._how_long()
+            return draw
         most = min(self._left - 1, self._session.room - 1, self._session.block_size)
         return self._serial(token, None) if most < 1 else self._cycle_from(token, most)
 
+    def _how_long(self) -> int:
+        """At how many tokens now nobody need ask whether to draft."""
+        if self._forced is not None or self._session._fault is not None:  # (_wanted() has asked for a fault)
+            return LONGEST_REST
+        return 0 if self._think is not None else self._admission.rest()  # (reasoning may end at any token)
+
+    def _resting(self, token: int) -> Draw:
+        self._rest -= 1
+        before = time.perf_counter()
+        draw = self._rows.feed(token, True)
+        seconds = time.perf_counter() - before
+        self._rested.append((seconds, draw.chance))
+        self._session._stats.add_decode(1, seconds)
+        return draw
+
+    def _tell(self) -> None:
+        admission = self._admission
+        for seconds, chance in self._rested:
+            admission.serial_step(1e3 * seconds)
+            admission.saw(chance)
+        self._rested.clear()
+
     def close(self) -> None:
         """Judge the cycle at hand, and take back what was verified but not reached."""
+        if self._rested:
+            self._tell()
         if self._cycle is not None:
             draft_ms, verify_ms, drafts = self._cycle
             before = time.perf_counter()
@@ -281,20 +315,20 @@ class DraftingSteps:
         return draw
 
     def _enter(self) -> None:
-        """Fill the drafter's windows, when serial decoding or a prefill left much to do; what one draft leaves to the
-        next is part of its price."""
-        backlog = self._session.draft_backlog
-        if backlog <= self._session.block_size + 1:
+        """Fill the drafter's windows, when serial decoding or a prefill left much to do, in two goes; what one draft
+        leaves to the next is part of its price."""
+        rows = self._session.draft_backlog
+        if rows <= self._session.block_size + 1:
             return
         before = time.perf_counter()
         try:
-            self._session.settle_drafter()
+            rows = self._session.settle_drafter()
         except (Ds4Error, RuntimeError, MemoryError) as error:
             if isinstance(error, (Cancelled, StateError)):
                 raise
             self._session.drop_drafter(f"{type(error).__name__}: {error}")
         spent = time.perf_counter() - before
-        self._admission.entered(1e3 * spent, backlog)
+        self._admission.entered(1e3 * spent, rows)
         self._session._stats.add_decode(0, spent)
 
     def _draft(self, token: int, most: int) -> list[int]:

@@ -283,9 +283,9 @@ class Session:
         """Rows that a draft would have to put into the drafter's windows first."""
         return int(self._ext.draft_unsettled)
 
-    def settle_drafter(self) -> None:
-        """Put them there."""
-        self._ext.draft_settle()
+    def settle_drafter(self) -> int:
+        """Put the newest of them there, half a window at most; how many they were."""
+        return int(self._ext.draft_settle_some())
 
     def proposer(self, sampler: Sampler, history: Any, allowed: Allowed | None) -> Proposer:
         """What makes drafts for a text with these options."""

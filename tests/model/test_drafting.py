@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import resource
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -322,6 +324,64 @@ def test_a_step_says_how_certain_the_target_was(tiny: tuple[Model, Drafter]) -> 
         text = plain.tokens[4:]
         draws = drafted.verify_draw(text, sampler, None)
         assert [first.chance, *(draw.chance for draw in draws)] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_windows_fill_in_two_goes(nano: tuple[Model, Drafter]) -> None:
+    """The newest half first; after the second go drafts are those of windows that were filled at once. Where more than
+    half a window is new, it is the newest half of that."""
+    model, drafter = nano
+    window, prompt = model.config.sliding_window, list(range(100, 300))
+    with model.session(640, drafter=drafter) as whole, model.session(640, drafter=drafter) as halves:
+        whole.prefill(list(range(1000, 1136)))
+        whole.settle_drafter()  # leaves rows in its windows that nobody may read later
+        whole.settle_drafter()
+        whole.rewind(0)
+        for session in (whole, halves):
+            session.prefill(prompt)
+        one, two = whole._ext, halves._ext
+        for session in (whole, halves):
+            assert session.settle_drafter() == window // 2
+            session._ext.draft_start(9, 5, settled=True)
+        assert np.array_equal(one.draft_row(4, 9)[0], two.draft_row(4, 9)[0])
+        one.draft_start(9, 5)
+        assert two.draft_unsettled == window // 2
+        two.draft_start(9, 5, settled=True)
+        assert two.draft_unsettled == window // 2
+        assert not np.array_equal(one.draft_row(0, 9)[0], two.draft_row(0, 9)[0])
+        assert halves.settle_drafter() == window // 2
+        assert two.draft_unsettled == 0 and halves.settle_drafter() == 0
+        two.draft_start(9, 5, settled=True)
+        for i in range(5):
+            assert np.array_equal(one.draft_row(i, 9)[0], two.draft_row(i, 9)[0])
+        for token in range(20):
+            halves.feed(token + 50)
+        assert halves.settle_drafter() == 20 and two.draft_unsettled == 0
+        for token in range(window // 2 + 10):
+            halves.feed(token + 50)
+        assert halves.settle_drafter() == window // 2 == two.draft_unsettled
+        assert halves.settle_drafter() == window // 2
+        whole.step(halves.tokens[200:206])
+        for at in range(206, halves.position):
+            whole.feed(halves.tokens[at])
+        for ext in (one, two):
+            ext.draft_start(9, 5)
+        for i in range(5):
+            assert np.array_equal(one.draft_row(i, 9)[0], two.draft_row(i, 9)[0])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere pages come as they are written")
+def test_a_step_with_a_drafter_takes_no_page_of_it(nano: tuple[Model, Drafter]) -> None:
+    """A page fault takes longer than the row that is kept."""
+    model, drafter = nano
+    taken = []
+    for which in (None, drafter, None, drafter):  # the first two for what a process needs once
+        with model.session(640, drafter=which) as session:
+            session.prefill([5, 6, 7])
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for token in range(300):
+                session.feed(token + 50)
+            taken.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert taken[3] < taken[2] + 60  # its rows have 225 pages
 
 
 # ---- faults ------------------------------------------------------------------------------------------------------

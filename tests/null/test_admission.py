@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ds4v41.admission import Admission, AdmissionConfig, Costs, KnownCosts, TraceStep, replay
+from ds4v41.admission import LONGEST_REST, Admission, AdmissionConfig, Costs, KnownCosts, TraceStep, replay
 
 # Published figures of the M3 Ultra port: serial step 31.8 ms, six-row verify 108.5 ms, draft and commit about 11 ms.
 ULTRA = Costs(31.8, 11.0, (62.0, 85.0, 106.0, 107.0, 108.5))
@@ -61,6 +61,54 @@ def test_a_losing_window_backs_off_longer_each_time_and_a_winning_one_forgives()
         admission.serial_step(10.0)
         waited += 1
     assert waited == 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([0.3, 0.7, 0.9, 0.97, 1.0]), st.sampled_from([20.0, 40.0, 400.0]))
+def test_while_it_rests_it_would_have_said_no(seed: int, floor: float, verify: float) -> None:
+    """Told of every token it says no at each of them, also when all tokens of the rest are certain."""
+    dice = random.Random(seed)
+    known = KnownCosts()
+    known.quiet = dice.choice([0, 1000])
+    admission, rested, left = Admission(AdmissionConfig(shortest_rest=0), known=known), 0, 0
+    for _ in range(400):
+        wanted = admission.admit()
+        assert not (wanted and left)
+        if wanted and admission.choose([dice.random()] * 5):
+            admission.verified(5.0, verify, 5, dice.choice([1, 1, 2, 6]))
+        elif wanted:
+            admission.declined(5.0, 10.0)
+        else:
+            admission.serial_step(10.0)
+        admission.saw(1.0 if left and seed % 2 else dice.choice([None, 1.0, floor, floor * dice.random()]))
+        left = left - 1 if left else 0 if wanted else admission.rest()
+        rested += left > 0
+    assert rested > 0 or floor > 0.9
+
+
+def test_it_rests_where_the_target_is_unsure() -> None:
+    """As long as it takes until the target could look certain again, and not a token longer."""
+    admission = warmed()
+    for drafts in (1, 2, 3, 4, 5):
+        admission.verified(5.0, 10.0 + 4.0 * drafts, drafts, 1 + drafts)
+    for _ in range(30):
+        admission.saw(0.3)
+    assert not admission.admit()
+    admission.serial_step(10.0)
+    admission.saw(0.3)
+    rest = admission.rest()
+    assert 4 < rest < LONGEST_REST
+    for _ in range(rest):
+        assert not admission.admit()
+        admission.serial_step(10.0)
+        admission.saw(1.0)
+    assert admission.admit()
+    admission.verified(0.0, 0.0, 5, 1)  # with blocks for nothing every attempt gains
+    admission._known.verify = dict.fromkeys(range(2, 7), 0.0)
+    admission._known.draft = 0.0
+    assert admission.admit() and admission.rest() == 0
+    admission.serial_step(math.nan)
+    assert admission.rest() == LONGEST_REST  # no more drafts in this call
 
 
 def test_signals_that_promise_too_much_are_believed_less() -> None:

@@ -337,14 +337,14 @@ class Session:
     def live_bytes(self) -> bytes:
         """The live state: equal bytes mean equal futures."""
 
-    def draft_start(self, anchor: int, n_rows: int) -> None:
+    def draft_start(self, anchor: int, n_rows: int, settled: bool = False) -> None:
         """
-        Runs the drafter's stages for the tokens after `anchor`, which stands at the present position.
+        Runs the drafter's stages for the tokens after `anchor`, which stands at the present position. settled: its windows stay as full as they are.
         """
 
-    def draft_draw(self, sampler: sampling.Sampler, seed: int, anchor: int, before: Sequence[int], n: int, worth: Sequence[float], history: sampling.TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, start: int = 0) -> tuple[list[int], list[float]]:
+    def draft_draw(self, sampler: sampling.Sampler, seed: int, anchor: int, before: Sequence[int], n: int, worth: Sequence[float], history: sampling.TokenHistory | None = None, allowed: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, start: int = 0, settled: bool = False) -> tuple[list[int], list[float]]:
         """
-        start: runs the stages first, as draft_start(anchor, start). The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token of each row). Stops early when the product of the chances so far is not above `worth` of that many drafts.
+        start: runs the stages first, as draft_start(anchor, start, settled). The next n drafts behind `anchor` and `before`, drawn with the sampler: (tokens, chance of the likeliest token of each row). Stops early when the product of the chances so far is not above `worth` of that many drafts.
         """
 
     def feed_draw(self, token: int, sampler: sampling.Sampler, seed: int, history: sampling.TokenHistory | None = None, chances: bool = False) -> tuple:
@@ -376,6 +376,9 @@ class Session:
         """
         Puts the captured rows that a draft would see into its windows, which draft_start() does otherwise.
         """
+
+    def draft_settle_some(self) -> int:
+        """The newest of them, half a window at most; how many they were."""
 
     @property
     def draft_unsettled(self) -> int:
