@@ -182,11 +182,11 @@ struct FoldRows {
   const uint8_t* row[2][kScoreRows];
 };
 
+// Both blocks; of two that do not fit together only the scales.
 DS4_FOLD_TARGET inline void fold_rows(const FoldRows& rows, FoldedKeys* to) {
-  for (int b = 0; b < 2; ++b) {
-    fold_scales(rows.row[b], to[b]);
+  for (int b = 0; b < 2; ++b) fold_scales(rows.row[b], to[b]);
+  for (int b = 0; b < 2 && to[0].fits && to[1].fits; ++b)
     for (int g = 0; g < kFoldGroups; ++g) fold_group(rows.row[b], g, to[b]);
-  }
 }
 
 // Adds the products of eight quads of four heads and two blocks of keys. As text: the compiler copies all eight sums each time.
