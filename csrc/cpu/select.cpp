@@ -1,6 +1,7 @@
 // select: scores of the entries that a row may read, candidate blocks, and the index_topk best entries.
 #include "cpu/backend.h"
 #include "cpu/score.h"
+#include "cpu/score_folded.h"
 #include "cpu/topk.h"
 
 namespace ds4::cpu::DS4_ISA {
@@ -26,6 +27,8 @@ struct Query {
   int32_t* pairs;  // [heads][dim / 2] of int16
 #if defined(DS4_ISA_AVX512)
   ByteQuery* bytes;  // [heads / 4][dim / 32], instead of pairs and scales
+  FoldedQuad* quads;  // [heads / 4], instead of those as long as keys fit
+  bool folds;
 #endif
   const float* scales;
   const float* weights;
@@ -34,6 +37,10 @@ struct Query {
 // What scoring a run of entries needs, for each worker.
 struct ScoreScratch {
   KeyBlock keys[2];
+#if defined(DS4_ISA_AVX512)
+  FoldedKeys* folded[2];  // two blocks that are scored and two that come next
+  FoldedQuad* quads;      // a copy of the query's, beside them: caches look at parts of addresses
+#endif
 };
 
 // What choosing among the scores of one row needs.
@@ -50,16 +57,25 @@ Query carve_query(Carver& c, int heads, int dim) {
   q.pairs = c.take<int32_t>(static_cast<size_t>(heads) * dim / 2);
 #if defined(DS4_ISA_AVX512)
   q.bytes = c.take<ByteQuery>(static_cast<size_t>(heads) / 4 * dim / 32);
+  if (dim == kFoldDim) q.quads = c.take<FoldedQuad>(static_cast<size_t>(heads) / 4);
 #endif
   return q;
 }
 
-ScoreScratch carve_score(Carver& c, int dim) {
+ScoreScratch carve_score(Carver& c, int heads, int dim) {
   ScoreScratch s{};
   for (KeyBlock& keys : s.keys) {
     keys.pairs = c.take<int32_t>(static_cast<size_t>(dim) / 2 * kScoreRows);
     keys.scales = c.take<float>(static_cast<size_t>(dim) / 32 * kScoreRows);
   }
+#if defined(DS4_ISA_AVX512)
+  if (dim == kFoldDim) {
+    for (FoldedKeys*& keys : s.folded) keys = c.take<FoldedKeys>(2);
+    s.quads = c.take<FoldedQuad>(static_cast<size_t>(heads) / 4);
+  }
+#else
+  (void)heads;
+#endif
   return s;
 }
 
@@ -77,7 +93,7 @@ RowScratch carve_row(Carver& c, int64_t entries, int topk, int n_blocks) {
 struct Selection {
   const SelectArgs& a;
   int heads, dim, topk, block, n_blocks, row_bytes;
-  bool round, bytes;
+  bool round, bytes, folded;
   PairTable table;
 
   int64_t visible(int64_t i) const { return (a.position + i + 1) / a.ratio; }
@@ -106,6 +122,7 @@ struct Selection {
     q.scales = a.scales + i * heads * (dim / 32);
     q.weights = a.weights + i * heads;
 #if defined(DS4_ISA_AVX512)
+    q.folds = bytes && folded && fold_query(codes, q.scales, q.weights, heads, q.quads);
     if (bytes) return byte_query(codes, q.scales, heads, dim, q.bytes);
 #endif
     for (int p = 0; p < heads * dim / 2; ++p) {
@@ -125,11 +142,52 @@ struct Selection {
     return c;
   }
 
+#if defined(DS4_ISA_AVX512)
+  // The rows of the admitted entries j .. j + 31, more than 16 of which lie before j1; the last one stands for the others.
+  // Those of three calls on are fetched.
+  void pair_at(const int32_t* entries, int64_t j, int64_t j1, FoldRows& rows) const {
+    for (int64_t e = 0; e < 2 * kScoreRows; ++e)
+      rows.row[e / kScoreRows][e % kScoreRows] = row_of(entries, j + e < j1 ? j + e : j1 - 1);
+    const int64_t a = j + 6 * kScoreRows, b = a + 2 * kScoreRows;
+    if (b >= j1) return;
+    if (some())
+      for (int64_t e = a; e < b; ++e) __builtin_prefetch(row_of(entries, e), 0, 2);
+    else
+      for (const uint8_t* p = row_of(entries, a); p < row_of(entries, b); p += 64) __builtin_prefetch(p, 0, 2);
+  }
+
+  // score() by folded scales, two blocks at a time as long as there is more than one; returns where it stopped.
+  int64_t score_pairs(const Query& q, const int32_t* entries, int64_t j0, int64_t j1, const ScoreScratch& t, float* scores) const {
+    const Rounding rounding = folded_rounding(round);
+    FoldRows rows[2];
+    int64_t j = j0;
+    if (j1 - j <= kScoreRows) return j;
+    std::memcpy(t.quads, q.quads, static_cast<size_t>(heads) / 4 * sizeof(FoldedQuad));
+    pair_at(entries, j, j1, rows[0]);
+    fold_rows(rows[0], t.folded[0]);
+    for (int now = 0; j1 - j > kScoreRows; j += 2 * kScoreRows, now ^= 1) {
+      const bool more = j1 - j > 3 * kScoreRows;
+      if (more) pair_at(entries, j + 2 * kScoreRows, j1, rows[now ^ 1]);
+      const FoldedKeys* keys = t.folded[now];
+      FoldedKeys* next = more ? t.folded[now ^ 1] : nullptr;
+      if (keys[0].fits && keys[1].fits) {
+        score_folded(rounding, keys, t.quads, heads, next, rows[now ^ 1], scores + j);
+        continue;
+      }
+      for (int b = 0; b < 2; ++b) load_byte_keys(rows[now].row[b], kScoreRows, dim, t.keys[b]);
+      score_byte_keys<2>(t.keys, q.bytes, q.weights, heads, dim, round, scores + j);
+      if (more) fold_rows(rows[now ^ 1], next);
+    }
+    return j;
+  }
+#endif
+
   // Scores of the admitted entries j0 .. j1 - 1 (j0 a multiple of 16); writes up to 15 scores more.
   void score(const Query& q, const int32_t* entries, int64_t j0, int64_t j1, const ScoreScratch& t, float* scores) const {
     const uint8_t* rows[kScoreRows];
     int64_t j = j0;
 #if defined(DS4_ISA_AVX512)
+    if (q.folds) j = score_pairs(q, entries, j, j1, t, scores);
     if (bytes) {
       for (; j1 - j > kScoreRows; j += 2 * kScoreRows) {
         for (int b = 0; b < 2; ++b) load_byte_keys(rows, rows_at(entries, j + b * kScoreRows, j1, rows), dim, t.keys[b]);
@@ -191,18 +249,27 @@ bool byte_dots(int heads) {
 #endif
 }
 
+bool folded_dots(int heads, int dim) {
+#if defined(DS4_ISA_AVX512)
+  return byte_dots(heads) && dim == kFoldDim && has_folded_scores();
+#else
+  (void)heads, (void)dim;
+  return false;
+#endif
+}
+
 }  // namespace
 
 void CpuBackend::select(const SelectArgs& a) {
   const int heads = s_.index_heads, dim = s_.index_dim;
   const int64_t most = (a.position + a.n) / a.ratio;
   Selection s{a,      heads,          dim,    s_.index_topk, s_.candidate_block_size, s_.candidate_blocks, s_.index_row_bytes(),
-              round_, byte_dots(heads), {}};
+              round_, byte_dots(heads), folded_dots(heads, dim), {}};
   fill_pair_table(s.table);
   const auto layout = [&](char* base, Query& q, ScoreScratch& t, RowScratch& r, bool with_row) {
     Carver c{base};
     q = carve_query(c, heads, dim);
-    t = carve_score(c, dim);
+    t = carve_score(c, heads, dim);
     if (with_row) r = carve_row(c, most, s.topk, s.n_blocks);
     return static_cast<size_t>(c.at - base);
   };

@@ -9,9 +9,9 @@ namespace ds4::cpu {
 
 namespace {
 
-// select: a query, two blocks of keys, and for every entry its score, its block's, its number and a place to sort (two).
+// select: a query in three forms, blocks of keys in two, and for every entry its score, its block's, its number and a place to sort (two).
 int64_t select_numbers(const Shape& s, int64_t entries) {
-  return int64_t{s.index_heads} * s.index_dim + 32 * s.index_dim + 5 * entries + std::max(s.index_topk, s.candidate_blocks) + 256;
+  return 2 * int64_t{s.index_heads} * s.index_dim + 40 * s.index_dim + 5 * entries + std::max(s.index_topk, s.candidate_blocks) + 256;
 }
 
 // Numbers of 4 bytes that each worker has for itself, at most.

@@ -74,6 +74,7 @@ namespace {
 }
 
 constexpr size_t kLargePage = size_t{2} << 20;
+constexpr size_t kPerLarge = kLargePage / Arena::kSegment;
 constexpr size_t kPutBytes = 4096;  // for less, a system call saves nothing
 
 void map_over(uint8_t* at, size_t bytes, int fd, size_t offset) {
@@ -90,6 +91,7 @@ void Arena::reserve() {
   allocated_ = static_cast<uint8_t*>(backend_.alloc(allocated_bytes_));
   base_ = allocated_ + (-reinterpret_cast<uintptr_t>(allocated_) & (kLargePage - 1));
   owner_.assign((bytes_ + kSegment - 1) / kSegment, 0);
+  joined_.assign(bytes_ / kLargePage, 0);
   if (!backend_.remappable()) return;
   const int fd = memory_file(bytes_);
   if (fd < 0) return;
@@ -155,6 +157,7 @@ void Arena::share(const Arena& parent) {
     }
     k = end;
   }
+  for (size_t b = 0; b < joined_.size(); ++b) joined_[b] = static_cast<char>(parent.joined_[b] != 0 && joinable(b));
 }
 
 Arena::~Arena() {
@@ -212,11 +215,11 @@ void Arena::copy_segment(size_t k) {
   layers_[to]->users[k].store(1, std::memory_order_relaxed);
   release(k);
   owner_[k] = static_cast<uint16_t>(to + 1);
+  if (k / kPerLarge < joined_.size()) joined_[k / kPerLarge] = 0;
 }
 
 void Arena::plan_large_pages(const void* p, size_t n, std::vector<LargePages>* out) const {
 #ifdef __linux__
-  constexpr size_t kPer = kLargePage / kSegment;
   if (!shares_ || !first_is_mine_) return;
   const size_t begin = static_cast<size_t>(static_cast<const uint8_t*>(p) - base_), end = begin + n;
   for (size_t b = begin / kLargePage; b * kLargePage < end; ++b) {
@@ -224,7 +227,7 @@ void Arena::plan_large_pages(const void* p, size_t n, std::vector<LargePages>* o
     const size_t covered = std::min(end, at + kLargePage) - std::max(begin, at);
     if (covered < kLargePage / 8 || at + kLargePage > bytes_) continue;  // 4 KiB at a time, an eighth takes longer
     bool untouched = true;
-    for (size_t k = b * kPer; k < (b + 1) * kPer; ++k) untouched = untouched && owner_[k] == 0;
+    for (size_t k = b * kPerLarge; k < (b + 1) * kPerLarge; ++k) untouched = untouched && owner_[k] == 0;
     if (!untouched) continue;
     static_cast<volatile uint8_t*>(base_)[at] = 0;  // one page must be there
     if (!out->empty() && out->back().at + out->back().bytes == at)
@@ -241,9 +244,29 @@ void Arena::take(const LargePages& pages) {
 #ifdef __linux__
   constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1
   (void)madvise(base_ + pages.at, pages.bytes, kCollapse);  // where it is refused, pages come one at a time
+  for (size_t b = pages.at / kLargePage; b * kLargePage < pages.at + pages.bytes; ++b) joined_[b] = 1;
 #else
   (void)pages;
 #endif
+}
+
+// All of it written, and one mapping: every segment in one layer.
+bool Arena::joinable(size_t block) const {
+  const uint16_t owner = owner_[block * kPerLarge];
+  for (size_t k = block * kPerLarge + 1; k < (block + 1) * kPerLarge; ++k)
+    if (owner_[k] != owner) return false;
+  return owner != 0;
+}
+
+void Arena::join(const void* p, size_t n) {
+  if (!shares_) return;
+  const size_t begin = static_cast<size_t>(static_cast<const uint8_t*>(p) - base_), end = begin + n;
+  for (size_t b = begin / kLargePage; (b + 1) * kLargePage <= end;) {
+    size_t to = b;
+    while ((to + 1) * kLargePage <= end && joined_[to] == 0 && joinable(to)) ++to;
+    if (to > b) take({b * kLargePage, (to - b) * kLargePage});  // one call: each waits for every processor
+    b = std::max(to, b + 1);
+  }
 }
 
 void Arena::put(uint8_t* to, const uint8_t* from, size_t n) {

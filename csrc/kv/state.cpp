@@ -152,6 +152,11 @@ void State::own_ring(const RowRing& ring, int64_t first, int64_t n) {
   arena_.own(ring.base, static_cast<size_t>((n - before_end) * ring.row_bytes));
 }
 
+// Large pages for the entries of tokens 0 .. end - 1, as far as they fill some.
+void State::join_pages(int64_t end) {
+  for (const Section& s : sections(0, end)) arena_.join(s.data, s.bytes);
+}
+
 void State::prepare(int64_t n, const std::vector<int64_t>& window_from, int64_t entries_from) {
   const int64_t begin = position(), end = begin + n;
   kept_before_ = kept_;
@@ -177,6 +182,7 @@ void State::prepare(int64_t n, const std::vector<int64_t>& window_from, int64_t 
   pending_low_ = std::max(pending_low_, end - kPendingRows);
   const int64_t open = std::max<int64_t>(0, first - 1);
   for (int i = 0; i < shape_.n_sources(); ++i) own_ring(pending(i), open, end - open);
+  join_pages(first);
   for (const Section& s : sections(first, end)) arena_.own(s.data, s.bytes);
 }
 

@@ -183,6 +183,7 @@ class State {
   std::vector<Incoming> incoming(int64_t begin, int64_t end) const;
   std::vector<Incoming> import_target(int64_t begin, int64_t end);
   void take_large_pages();
+  void join_pages(int64_t end);
   void forget_marks_above(int64_t position);
   void keep_tokens(int64_t n);
 

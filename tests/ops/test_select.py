@@ -299,6 +299,61 @@ def test_same_bits_on_all_backends(mode: str, heads: int, dim: int) -> None:
     same_on_all_backends(shape, mode, lambda b: b.select(130, 1, codes, scales, weights, keys, "use", kept))
 
 
+def spread_values(rng: np.random.Generator, spreads: np.ndarray, middle: int = 0) -> F32:
+    """Vectors of 128: the exponents of the scales of one's four groups lie so far apart."""
+    count = len(spreads)
+    codes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])[rng.integers(0, 8, (count, 128))] * rng.choice([-1, 1], (count, 128))
+    codes[:, ::32] = 6  # so that the scale of a group is what was meant
+    steps = np.zeros((count, 4), int)
+    steps[:, 0] = spreads
+    steps[:, 1:3] = rng.integers(0, spreads[:, None] + 1, (count, 2))
+    return f32(codes * np.repeat(np.exp2(rng.permuted(steps, axis=1) + middle), 32, axis=1))
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16"])
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize(
+    ("query", "key", "middle"),
+    [(3, 3, 0), (4, 3, 0), (3, 4, 0), (4, 4, 0), (3, 3, 18), (3, 3, -18), (3, 3, 40), (3, 3, -40)],
+)
+def test_scales_that_fold_and_scales_that_do_not(mode: str, n: int, query: int, key: int, middle: int) -> None:
+    """Heads and keys whose scales lie within a factor of 8, which are summed at once (score_folded.h); some that do
+    not; at the ends of the range in which that is exact, and beyond."""
+    rng = np.random.default_rng(10 * query + key)
+    entries, heads = 1100, 32  # blocks of 16 keys with a rest, more than one piece
+    spread_of_heads = np.minimum(rng.integers(0, 4, n * heads), 3)
+    spread_of_heads[rng.integers(0, n * heads, 4 * n)] = query
+    spread_of_keys = rng.integers(0, 4, entries)
+    spread_of_keys[rng.integers(0, entries, 9)] = key
+    q = spread_values(rng, spread_of_heads).reshape(n, heads, 128)
+    k = spread_values(rng, spread_of_keys, middle)
+    weights = formats.bf16_round(rng.normal(size=(n, heads))) if mode == "bf16" else f32(rng.normal(size=(n, heads)))
+    weights[0, :3] = [0, -0.0, -1]
+    codes, scales = packed_queries(q)
+    shape = small_shape(index_heads=heads, index_dim=128, index_topk=40, candidate_blocks=70, candidate_block_size=5)
+    keys, position = packed_keys(k), entries - n
+    made = same_on_all_backends(shape, mode, lambda b: b.select(position, 1, codes, scales, weights, keys, "make"))
+    kept = [[int(e) for e in row[:count]] for row, count in zip(made[0], made[2], strict=True)]
+    same_on_all_backends(shape, mode, lambda b: b.select(position, 1, codes, scales, weights, keys, "use", kept))
+
+
+@pytest.mark.parametrize("change", ["weight", "scale", "code"])
+def test_numbers_that_cannot_fold_go_another_way(change: str) -> None:
+    """A weight or a scale near the ends of the exponents, a code that is none of fp4: the bits of other machines."""
+    rng = np.random.default_rng(5)
+    codes, scales = packed_queries(spread_values(rng, np.full(8, 2)).reshape(1, 8, 128))
+    weights = formats.bf16_round(rng.normal(size=(1, 8)))
+    if change == "weight":
+        weights[0, 3] = 2.0**-80
+    elif change == "scale":
+        scales[0, 2] *= 2.0**-70
+    else:
+        codes[0, 1, 7] = 100
+    keys = packed_keys(spread_values(rng, rng.integers(0, 4, 70), -19))
+    shape = small_shape(index_heads=8, index_dim=128, index_topk=9)
+    same_on_all_backends(shape, "bf16", lambda b: b.select(69, 1, codes, scales, weights, keys))
+
+
 def test_a_row_does_not_depend_on_its_batch() -> None:
     rng = np.random.default_rng(10)
     shape = small_shape(index_heads=3, index_dim=64, index_topk=10)
