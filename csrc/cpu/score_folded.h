@@ -8,6 +8,9 @@
 // blocks of keys of which one does not fit are left to score.h.
 #pragma once
 
+#include <cstdlib>
+#include <cstring>
+
 #include "cpu/score.h"
 
 DS4_CPU_NAMESPACE_BEGIN
@@ -47,8 +50,14 @@ inline bool has_folded_scores() {
   return has;
 }
 
+// For tests: DS4_CPU_BF16=never does without the instruction, as processors do that have the others only.
+inline bool has_bf16_rounding() {
+  const char* asked = std::getenv("DS4_CPU_BF16");
+  return __builtin_cpu_supports("avx512bf16") && (asked == nullptr || std::strcmp(asked, "never") != 0);
+}
+
 inline Rounding folded_rounding(bool round) {
-  static const bool has = __builtin_cpu_supports("avx512bf16") != 0;
+  static const bool has = has_bf16_rounding();
   return !round ? Rounding::none : has ? Rounding::instruction : Rounding::integers;
 }
 

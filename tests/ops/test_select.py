@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -335,6 +339,17 @@ def test_scales_that_fold_and_scales_that_do_not(mode: str, n: int, query: int, 
     made = same_on_all_backends(shape, mode, lambda b: b.select(position, 1, codes, scales, weights, keys, "make"))
     kept = [[int(e) for e in row[:count]] for row, count in zip(made[0], made[2], strict=True)]
     same_on_all_backends(shape, mode, lambda b: b.select(position, 1, codes, scales, weights, keys, "use", kept))
+
+
+def test_folded_scales_without_the_instruction_that_rounds() -> None:
+    """Processors with byte products but without AVX-512-BF16 round by integers; here they are made believe."""
+    tests = "test_scales_that_fold_and_scales_that_do_not"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", tests]
+    done = subprocess.run(
+        command, env={**os.environ, "DS4_CPU_BF16": "never"}, cwd=Path(__file__).parents[2], capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "." * 32 in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("change", ["weight", "scale", "code"])
