@@ -1,4 +1,7 @@
 // Compiled once, for the baseline instruction set.
+#include <cstdlib>
+#include <string>
+
 #include "base/error.h"
 #include "cpu/cpu.h"
 #include "cpu/pairs.h"
@@ -98,6 +101,16 @@ std::string matrix_missing(const std::string& isa) {
   if (!matrix.native) return std::string("cpu/") + find_isa(isa).name + " has no matrix unit here";
   const FlushSubnormals flush;
   return matrix.agrees() ? "" : "VDPBF16PS of this processor does not round as the class is defined";
+}
+
+// For tests: DS4_CPU_BF16=never does without, as on processors that have the other instructions of score_folded.h only.
+bool has_bf16_rounding() {
+#ifdef DS4_HAVE_AVX512
+  const char* asked = std::getenv("DS4_CPU_BF16");
+  return __builtin_cpu_supports("avx512bf16") && (asked == nullptr || std::string(asked) != "never");
+#else
+  return false;
+#endif
 }
 
 PairRows pair_rows() {

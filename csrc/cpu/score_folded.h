@@ -8,10 +8,11 @@
 // blocks of keys of which one does not fit are left to score.h.
 #pragma once
 
-#include <cstdlib>
-#include <cstring>
-
 #include "cpu/score.h"
+
+namespace ds4::cpu {
+bool has_bf16_rounding();  // AVX-512-BF16 (dispatch.cpp)
+}
 
 DS4_CPU_NAMESPACE_BEGIN
 
@@ -48,12 +49,6 @@ inline bool within(float x, int range) {  // a normal number whose exponent is a
 inline bool has_folded_scores() {
   static const bool has = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
   return has;
-}
-
-// For tests: DS4_CPU_BF16=never does without the instruction, as processors do that have the others only.
-inline bool has_bf16_rounding() {
-  const char* asked = std::getenv("DS4_CPU_BF16");
-  return __builtin_cpu_supports("avx512bf16") && (asked == nullptr || std::strcmp(asked, "never") != 0);
 }
 
 inline Rounding folded_rounding(bool round) {
