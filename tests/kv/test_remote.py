@@ -3,9 +3,13 @@ reported and harm nothing here."""
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
 import threading
+import weakref
+from asyncio import CancelledError
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,9 @@ import fsspec
 import numpy as np
 import pytest
 
-from ds4v41 import KVStore, OptionError
+from ds4v41 import KVStore, OptionError, StoreError
 from ds4v41.kvstore import remote as module
+from ds4v41.kvstore import sender
 from ds4v41.kvstore.format import FULL, Prefixes
 
 from .fake import ROOT, chain, check_content, put
@@ -209,6 +214,102 @@ def test_what_went_before_it_was_sent_is_counted(url: str, tmp_path: Path, slow:
         assert store.flush()
         assert "were deleted here before they were sent" in store.stats().remote
         assert store.verify().clean
+
+
+def test_what_another_process_could_not_send_is_sent_with_the_same_prompt(
+    url: str, tmp_path: Path, refuse: dict[str, int]
+) -> None:
+    ids = chain(1, 5000)
+    refuse["open"] = 0
+    with KVStore(tmp_path / "a", budget="64 MiB", remote=url) as store:
+        assert put(store, ids).kept
+        report = store.verify()
+        assert not report.clean and "wait to be sent" in str(report.damaged)  # what was asked for is not there
+    refuse.clear()
+    with KVStore(tmp_path / "a", budget="64 MiB", remote=url) as store:
+        assert put(store, ids).why == "it was stored before" and store.flush()
+        assert len(objects(url)) == 4 and store._remote is not None
+        sent = store._remote.sent_bytes
+        assert put(store, ids).kept and store.flush() and store._remote.sent_bytes == sent > 0
+    with KVStore(tmp_path / "b", budget="64 MiB", remote=url) as store:
+        assert check_content(store, ids) == 5000
+
+
+def test_a_remote_that_never_answers_does_not_hold_up_the_end(
+    url: str, tmp_path: Path, slow: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sender, "PATIENCE", 0.3)
+    with KVStore(tmp_path / "a", budget="64 MiB", remote=url) as store:
+        assert put(store, chain(1, 3000)).kept
+    assert "closed before all was sent" in caplog.text
+
+    def interrupted(self: Any, patience: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+    store = KVStore(tmp_path / "a", budget="64 MiB", remote=url)
+    assert put(store, chain(1, 3000)).kept
+    monkeypatch.setattr(sender.Sender, "flush", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.close()
+    assert store._sender is not None and store._sender._closed
+    with pytest.raises(StoreError):
+        store.ls()
+    slow.set()
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Strange(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [Mute(), Strange("strange"), CancelledError(), RuntimeError("x" * 10**6)])
+def test_odd_failures_of_a_file_system(
+    error: BaseException, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    with KVStore(tmp_path / "a", budget="64 MiB", remote=url) as store:
+        assert store._remote is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store._remote._fs), "open", fail)
+            assert put(store, chain(1, 300)).kept and not store.flush()
+            said = store.stats().remote
+            assert type(error).__name__ in said and "wait to be sent" in said and len(said) < 1000
+        store._remote.until = 0.0
+        assert store.flush() and "no failure" in store.stats().remote
+        if isinstance(error, Strange):
+            return  # in a call of the user's own thread it is the user's
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store._remote._fs), "ls", fail)
+            assert not store.verify().clean and type(error).__name__ in store.stats().remote
+            store._remote.until = 0.0
+            assert not store.find(Prefixes(ROOT, chain(2, 300))).pages
+
+
+def test_a_pipe_in_the_remote_is_not_read(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/shared"
+    with KVStore(tmp_path / "a", budget="64 MiB", remote=url) as store:
+        assert put(store, chain(1, 300)).kept and store.flush()
+    victim = next((tmp_path / "shared").rglob("*.page"))
+    victim.unlink()
+    os.mkfifo(victim)
+    with KVStore(tmp_path / "b", budget="64 MiB", remote=url) as store:
+        assert store.verify().checked == 1 and check_content(store, chain(1, 300)) == 0
+
+
+def test_a_forgotten_store_is_not_kept_by_its_sender(url: str, tmp_path: Path, slow: threading.Event) -> None:
+    store = KVStore(tmp_path / "a", budget="64 MiB", remote=url)
+    assert put(store, chain(1, 300)).kept
+    gone = weakref.ref(store)
+    del store
+    gc.collect()
+    assert gone() is None
+    slow.set()
 
 
 def test_a_store_that_nobody_closed_sends_what_waits(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from .format import BLOCK, ENCODER, FULL, PAGE, Header, Prefixes, checksum
 
 if TYPE_CHECKING:
     from .. import _ext
+    from .files import Files
+    from .memory_files import MemoryFiles
 
 Object = tuple[Header, NDArray[np.int32], NDArray[np.uint8]]
 """Header, token ids, payload."""
@@ -31,6 +33,12 @@ def new_frontier(session: _ext.Session, prefixes: Prefixes, numerics: str) -> Ob
     at = len(prefixes)
     kind = FULL if session.ready else ENCODER
     return _object(kind, at, at, session.export_frontier(kind == ENCODER), prefixes, numerics)
+
+
+def read_object(files: Files | MemoryFiles, name: bytes, kind: int) -> Object:
+    """A stored object as it is now, checked."""
+    header, payload = files.both(name, kind)
+    return header, files.tokens(name) if kind == PAGE else np.zeros(0, np.int32), payload
 
 
 def _object(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class Remote:
         try:
             self._fs, self._base = url_to_fs(url)
         except Exception as error:  # a file system's constructor may raise anything
-            raise OptionError(f"remote: {shown(url)}: {type(error).__name__}: {error}") from error
+            raise OptionError(f"remote: {shown(url)}: {_words(error)}") from error
         near = url.startswith(("file://", "local://"))
         if near and folder is not None and Path(self._base).resolve().is_relative_to(folder.resolve()):
             raise OptionError(f"remote: {shown(url)} lies in the store's own folder, {folder}; give another place")
@@ -91,8 +92,8 @@ class Remote:
         """Is it worth a try?"""
         return time.monotonic() >= self.until
 
-    def _fail(self, doing: str, error: Exception) -> None:
-        self._failed = f"{doing} failed: {type(error).__name__}: {error}"
+    def _fail(self, doing: str, error: BaseException) -> None:
+        self._failed = f"{doing} failed: {_words(error)}"
         self.until = time.monotonic() + PAUSE
         log.warning("%s: %s; left alone for %d s", self.url, self._failed, PAUSE)
 
@@ -121,7 +122,7 @@ class Remote:
                     if entry.kind == FULL:
                         break
                     known = 0  # the encoder's windows alone: the deepest full frontier as well
-        except Exception as error:  # whatever a file system may raise
+        except (Exception, CancelledError) as error:  # whatever a file system may raise
             self._fail("reading", error)
 
     def _choose(self, found: Found, prefixes: Prefixes) -> tuple[list[Entry], list[Entry]]:
@@ -157,7 +158,7 @@ class Remote:
     @staticmethod
     def _entry(info: dict[str, Any]) -> Entry | None:
         match = _NAME.search(str(info["name"]))
-        if match is None or info.get("type") == "directory":
+        if match is None or info.get("type", "file") != "file":  # a pipe would never answer
             return None
         block, begin, end, name, kind = match.groups()
         names = bytes.fromhex(block), int(begin), int(end), bytes.fromhex(name)
@@ -183,7 +184,7 @@ class Remote:
         """Write an object that is not there yet, or over one that is damaged or shorter there; False when it failed."""
         try:
             self._send(*thing)
-        except Exception as error:  # whatever a file system may raise
+        except BaseException as error:  # whatever a file system may raise; and this thread is nobody else's
             self._fail("writing", error)
             return False
         self._failed = ""
@@ -217,7 +218,9 @@ class Remote:
             self._fs.invalidate_cache()
             if self._fs.isfile(self._base):
                 faults.append(f"remote: {self.url}: expected a folder, found a file")
-            for info in self._fs.find(self._base, detail=True).values():
+            folders = self._fs.ls(self._base, detail=True)  # (find() leaves out what cannot be listed)
+            names = [f["name"] for f in folders if f.get("type") == "directory"]
+            for info in (info for name in names for info in self._fs.ls(name, detail=True)):
                 entry = self._entry(info)
                 if entry is None:
                     continue
@@ -230,10 +233,19 @@ class Remote:
                     faults.append(f"remote: {error}")
         except FileNotFoundError:
             pass  # nothing was ever sent
-        except Exception as error:  # whatever a file system may raise
+        except (Exception, CancelledError) as error:  # whatever a file system may raise
             self._fail("reading", error)
             faults.append(f"remote: {self.state}")
         return checked_objects, total, faults
+
+
+def _words(error: BaseException) -> str:
+    """A failure in short, whatever it is made of."""
+    try:
+        text = str(error)
+    except Exception:  # somebody else's __str__ may do anything
+        text = "no message"
+    return f"{type(error).__name__}: {text if len(text) <= 300 else text[:300] + '...'}"
 
 
 def checked(data: NDArray[np.uint8], entry: Entry, prefixes: Prefixes | None) -> Object:

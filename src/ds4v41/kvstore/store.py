@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
@@ -19,11 +20,11 @@ from ..errors import OptionError, StoreError, shown
 from ..machine import human, parse_bytes
 from .files import Files, disk_bytes
 from .find import Found, find
-from .format import ENCODER, FULL, KIND_NAMES, PAGE, Header, Prefixes
+from .format import ENCODER, FULL, KIND_NAMES, PAGE, Prefixes
 from .index import Index, IndexDamaged, IndexRefused, Use
 from .memory_files import MemoryFiles
 from .mending import mended, open_index, set_aside
-from .objects import Object, new_frontier, new_pages
+from .objects import new_frontier, new_pages, read_object
 from .policy import Item, off_ladder
 from .remote import WORTH_ASKING, Remote
 from .results import PruneResult, PutResult, StoreStats, VerifyResult
@@ -81,11 +82,11 @@ class KVStore:
         if remote is not None and read_only:
             raise OptionError("remote and read_only do not go together: what comes from there is kept in the folder")
         self._remote = None if remote is None else Remote(remote, self.path)
-        self._sender = None if self._remote is None else Sender(self._remote, self._read_object)
         self._above = None if memory is None else KVStore(None, parse_bytes("memory", memory, 1))
         self._no_writes = "read_only=True" if read_only else ""
         self._given = None if budget is None else parse_bytes("budget", budget, 1)
         self._files: Files | MemoryFiles = MemoryFiles() if self.path is None else Files(self.path)
+        self._sender = None if self._remote is None else Sender(self._remote, partial(read_object, self._files))
         self._lock = threading.RLock()
         self._damaged: list[str] = []
         self._restored = 0
@@ -204,6 +205,8 @@ class KVStore:
                     log.warning("%s: the budget leaves no room for more of what %s has", self.path, remote.url)
                     break
                 path.add(thing[0].id)
+                if self._sender is not None:
+                    self._sender.has((thing[0].id, thing[0].kind))
         except IndexDamaged:
             raise
         except OSError as error:
@@ -357,6 +360,8 @@ class KVStore:
         if frontier and (there is None or self._lacks_drafter(there, session)):
             new.append(new_frontier(session, prefixes, numerics))
         path = [*found.pages, *found.all_frontiers()]
+        if self._sender is not None:  # what another process could not send, too
+            self._sender.add((item.id, item.kind) for item in (*found.pages, *([there] if there else [])))
         if not new:
             self.touch([*found.pages, *([there] if frontier and there else [])], 0.0)
             return PutResult(position, True, why="it was stored before")
@@ -373,18 +378,12 @@ class KVStore:
             )
         size, deleted = kept
         if self._sender is not None:
-            self._sender.add(header for header, _, _ in new)
+            self._sender.add([(header.id, header.kind) for header, _, _ in new], changed=True)
         self.touch(found.pages, 0.0)
         # What lies behind the tip is needed less: it is there for rewinds only.
         behind = [f for f in found.all_frontiers() if f.end < position and f.value(f.tick) <= FRESH]
         self.touch(behind, 0.0, 0.5, 0.0)
         return PutResult(position, True, size, deleted + len(thinned))
-
-    def _read_object(self, header: Header) -> Object:
-        """An object of this tree as it is now (a frontier may have been replaced by a better one), for the remote."""
-        there, payload = self._files.both(header.id, header.kind)
-        tokens = self._files.tokens(header.id) if header.kind == PAGE else np.zeros(0, np.int32)
-        return there, tokens, payload
 
     def _lacks_drafter(self, there: Item, session: _ext.Session) -> bool:
         """Does the session know more rows of its drafter than the frontier that is stored at its position?"""
@@ -462,9 +461,12 @@ class KVStore:
     def verify(self) -> VerifyResult:
         """Read every object, here and in the remote, and compare every checksum; deletes nothing. What waits to be
         sent is sent first."""
-        self.flush()
+        if self._remote is not None:
+            self._remote.until = 0.0  # somebody wants to know now
+        sent = self.flush()
         here = self._upkeep.verify()
         n, size, faults = self._remote.verify() if self._remote is not None else (0, 0, [])
+        faults += [] if sent or self._sender is None else [f"remote: {self._sender.state}"]
         return replace(here, checked=here.checked + n, bytes=here.bytes + size, damaged=(*here.damaged, *faults))
 
     @property
@@ -479,20 +481,22 @@ class KVStore:
         return sorted(self._index.items(), key=lambda i: (i.begin, i.end, i.id))
 
     def flush(self) -> bool:
-        """Wait until what was put is in the remote as well; False when that fails (`stats().remote` says why). Without
-        a remote there is nothing to wait for: a put that returned is on the disk."""
+        """Wait until what this process put is in the remote as well; False when that fails (`stats().remote` says why).
+        Without a remote there is nothing to wait for: a put that returned is on the disk."""
         return self._sender is None or self._sender.flush()
 
     def close(self) -> None:
         """Close the index, after what waits for a remote that answers has been sent; the store stays on disk."""
         if self._above is not None:
             self._above.close()
-        if self._sender is not None:
-            self._sender.close()
-            if self._sender.waiting:
-                log.warning("closed before all was sent: %s", self._sender.state)
-        self._write_uses()
-        self._index.close()
+        try:
+            if self._sender is not None:
+                self._sender.close()
+                if self._sender.waiting:
+                    log.warning("closed before all was sent: %s", self._sender.state)
+        finally:  # also when somebody is tired of waiting
+            self._write_uses()
+            self._index.close()
 
     def __enter__(self) -> Self:
         return self
