@@ -16,6 +16,8 @@ from operator import mul
 from statistics import median
 from typing import Literal
 
+from .errors import OptionError, shown
+
 Gate = Literal["value", "top", "none"]
 
 
@@ -68,6 +70,33 @@ class AdmissionConfig:
     """First guess of what a draft costs, in serial steps."""
     reasoning: bool = True
     """Draft inside reasoning too."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            whole = name in _WHOLE
+            kind = int if whole else (int, float)
+            if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+                a = "a whole number" if whole else "a number"
+                raise OptionError(f"{name}: expected {a} from {low} to {high}, found {shown(value)}")
+        steps = self.back_off
+        if not isinstance(steps, tuple) or not steps or not all(type(n) is int and n >= 0 for n in steps):
+            raise OptionError(f"back_off: expected at least one whole number of tokens, found {shown(steps)}")
+        if self.gate not in ("value", "top", "none"):
+            raise OptionError(f"gate: expected value, top or none, found {shown(self.gate)}")
+
+
+_MUCH, _INF = 1e9, math.inf
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("min_serial", 0, _MUCH), ("samples", 1, 4096), ("window", 1, _MUCH), ("loss_budget", -_INF, _INF),
+    ("credit", -_INF, _INF), ("stop_loss", -_INF, _INF), ("prior", 0, 1), ("prior_weight", 1e-9, _MUCH),
+    ("memory", 0, 1), ("forget", 1e-3, _MUCH), ("certainty_memory", 1e-6, 1 - 1e-6), ("longest_unmeasured", 1, _MUCH),
+    ("longest_quiet", 0, _MUCH), ("calibration", 1e-9, _MUCH), ("margin", -_INF, _INF), ("shortest_rest", 0, _MUCH),
+    ("p_min", 0, 1), ("min_drafts", 0, _MUCH), ("row_cost", 0, _MUCH), ("draft_cost", 0, _MUCH),
+)  # fmt: skip
+_WHOLE = frozenset(
+    {"min_serial", "samples", "window", "longest_unmeasured", "longest_quiet", "shortest_rest", "min_drafts"}
+)
 
 
 @dataclass(slots=True)

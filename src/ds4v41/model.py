@@ -165,8 +165,10 @@ class Model:
         isa = _isa(backend)
         choice("activations", activations, ("auto", "bf16", "fp8", "fp32"))
         callback("progress", progress)
-        synthetic.options(layers, experts, seed)
+        layers, experts, seed = synthetic.options(layers, experts, seed)
         n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
+        if engram_rows is not None:
+            engram_rows = positive_int("engram_rows", engram_rows, 1, 1 << 40)
         config = synthetic.config_of(shape, layers, experts, recipe, engram_rows)
         name = f"synthetic {shape}, {layers} layers, {experts} experts, {recipe}, seed {seed}"
         place = isa if isa in ("metal", "cuda") else "cpu"

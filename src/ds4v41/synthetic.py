@@ -272,11 +272,13 @@ def engram(config: ModelConfig, seed: int, threads: int | None = None, cache: in
     return _ext.synth.engram(tables, MOST_READS if threads is None else threads, cache)
 
 
-def options(layers: Any, experts: Any, seed: Any) -> None:
-    """OptionError for what is not a number in range."""
-    positive_int("layers", layers)
-    positive_int("experts", experts)
-    positive_int("seed", seed, 0, (1 << 64) - 1)
+def options(layers: Any, experts: Any, seed: Any) -> tuple[int, int, int]:
+    """The three as Python's own numbers. OptionError for what is not a number in range."""
+    return (
+        positive_int("layers", layers, 1, 1024),
+        positive_int("experts", experts, 1, 4096),
+        positive_int("seed", seed, 0, (1 << 64) - 1),
+    )
 
 
 def _vocabulary(config: ModelConfig) -> tuple[list[int], dict[str, Any]]:

@@ -130,3 +130,12 @@ def test_bad_options() -> None:
         ds4v41.Model.synthetic("large")  # type: ignore[arg-type]
     with pytest.raises(BackendError):
         ds4v41.Model.synthetic("tiny", **SIZES, backend="metal" if PLACE != "metal" else "cuda")
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    sizes = {name: np.int64(value) for name, value in SIZES.items()}
+    one = ds4v41.Model.synthetic("tiny", **SIZES, seed=3)
+    other = ds4v41.Model.synthetic("tiny", **sizes, seed=np.int64(3))  # type: ignore[arg-type]
+    with one, other:
+        assert one.path == other.path and one.weights_id == other.weights_id
+        np.testing.assert_array_equal(logits(one), logits(other))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ds4v41 import OptionError
 from ds4v41.admission import LONGEST_REST, Admission, AdmissionConfig, Costs, KnownCosts, TraceStep, replay
 
 # Published figures of the M3 Ultra port: serial step 31.8 ms, six-row verify 108.5 ms, draft and commit about 11 ms.
@@ -390,3 +392,16 @@ def test_any_trace_is_within_its_entry_costs(steps: list[tuple[list[float], int]
     assert lost <= windows * (1.0 + 0.5 + draft + verify) + 1e-6
     assert got.stats.back_offs <= 1 + len(steps) / AdmissionConfig().back_off[0]
     assert got.stats.accepted == sum(got.stats.accepted_at) <= got.stats.drafted
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"certainty_memory": 0}, {"certainty_memory": -1.0}, {"certainty_memory": math.nan}, {"certainty_memory": 1.0},
+     {"prior": math.nan}, {"prior": 1.1}, {"prior_weight": 0}, {"prior_weight": math.inf}, {"memory": math.inf},
+     {"forget": 0}, {"forget": math.nan}, {"calibration": 0}, {"calibration": -1}, {"samples": 2.5}, {"samples": 0},
+     {"samples": 10**30}, {"samples": True}, {"back_off": ()}, {"back_off": None}, {"back_off": 5},
+     {"back_off": (1.5,)}, {"gate": "x"}, {"margin": math.nan}, {"loss_budget": "1"}],
+)  # fmt: skip
+def test_numbers_that_make_no_controller_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        AdmissionConfig(**wrong)

@@ -138,7 +138,7 @@ def test_the_benchmark_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["model"].startswith("synthetic tiny, 7 layers")
 
 
-def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["bench", "roof", "--backend", PLACE, "--gib", "0.01", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["clock"] == "device"
     assert main(["bench", "decode", "--backend", PLACE, "--context", "20", "--steps", "1", "--ledger"]) == 0
@@ -147,6 +147,15 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "decode", *small, "--layers", "3"]) == 2 and "layers" in capsys.readouterr().err
     assert main(["bench", "depth", "--layers", "6"]) == 2 and "--synthetic" in capsys.readouterr().err
     assert main(["bench", "prefill", *small, "--model", "x.gguf"]) == 2 and "one of them" in capsys.readouterr().err
+    def made(**options: Any) -> Model:
+        raise AssertionError("no model is made before the options are known to be right")
+
+    monkeypatch.setattr(Model, "synthetic", made)
+    for wrong in (["decode", "--steps", "0"], ["decode", "--context", "nan"], ["decode", "--context", "8,16"],
+                  ["depth", "--steps", "-1"], ["depth", "--context=-4"], ["prefill", "--behind", "x"],
+                  ["prefill", "--matrix"]):  # fmt: skip
+        assert main(["bench", *wrong, "--backend", PLACE, *small]) == 2
+        assert capsys.readouterr().err.count("expected") + (wrong[-1] == "--matrix") + (wrong[-1] == "8,16") >= 1
     other = "cuda" if PLACE == "metal" else "metal"
     for words in (["roof"], ["ops"], ["decode"], ["depth"], ["prefill"]):
         assert main(["bench", *words, "--backend", other]) != 0
