@@ -88,10 +88,23 @@ std::unique_ptr<Backend> make_backend(const std::string& isa, const Shape& shape
 
 const Ops& ops(const std::string& isa) { return *find_isa(isa).ops(); }
 
+// AVX-512-BF16. For tests DS4_CPU_BF16=never does without, as processors do that have the others only.
+bool has_bf16_products() {
+#ifdef DS4_HAVE_AVX512
+  static const bool has = [] {
+    const char* asked = std::getenv("DS4_CPU_BF16");
+    return __builtin_cpu_supports("avx512bf16") && (asked == nullptr || std::string(asked) != "never");
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
+
 const MatrixClass& matrix_class(const std::string& isa) {
   const Isa& found = find_isa(isa);
 #ifdef DS4_HAVE_AVX512BF16
-  if (std::string(found.name) == "avx512" && __builtin_cpu_supports("avx512bf16")) return *avx512bf16::matrix_class();
+  if (std::string(found.name) == "avx512" && has_bf16_products()) return *avx512bf16::matrix_class();
 #endif
   return *found.matrix();
 }
@@ -103,20 +116,10 @@ std::string matrix_missing(const std::string& isa) {
   return matrix.agrees() ? "" : "VDPBF16PS of this processor does not round as the class is defined";
 }
 
-// For tests: DS4_CPU_BF16=never does without, as on processors that have the other instructions of score_folded.h only.
-bool has_bf16_rounding() {
-#ifdef DS4_HAVE_AVX512
-  const char* asked = std::getenv("DS4_CPU_BF16");
-  return __builtin_cpu_supports("avx512bf16") && (asked == nullptr || std::string(asked) != "never");
-#else
-  return false;
-#endif
-}
-
 PairRows pair_rows() {
 #ifdef DS4_HAVE_AVX512BF16
   static const PairRows found = [] {
-    const bool there = __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+    const bool there = has_bf16_products() && __builtin_cpu_supports("avx512vbmi");
     return there && matrix_missing("avx512").empty() ? avx512bf16::pair_block : nullptr;
   }();
   return found;

@@ -11,7 +11,7 @@
 #include "cpu/score.h"
 
 namespace ds4::cpu {
-bool has_bf16_rounding();  // AVX-512-BF16 (dispatch.cpp)
+bool has_bf16_products();  // AVX-512-BF16 (dispatch.cpp)
 }
 
 DS4_CPU_NAMESPACE_BEGIN
@@ -52,8 +52,7 @@ inline bool has_folded_scores() {
 }
 
 inline Rounding folded_rounding(bool round) {
-  static const bool has = has_bf16_rounding();
-  return !round ? Rounding::none : has ? Rounding::instruction : Rounding::integers;
+  return !round ? Rounding::none : has_bf16_products() ? Rounding::instruction : Rounding::integers;
 }
 
 // False where a call's numbers are not what folding is exact for. out: [heads / 4].

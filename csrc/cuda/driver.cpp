@@ -18,7 +18,6 @@ struct Program;
 using Context = struct ContextHandle*;
 using Module = struct ModuleHandle*;
 
-// The functions that are used, by their exported names and versions (CUDA driver API, NVRTC).
 struct NodeParams {  // CUDA_KERNEL_NODE_PARAMS_v2
   Function function;
   unsigned grid[3], block[3], shared_bytes;
@@ -28,6 +27,7 @@ struct NodeParams {  // CUDA_KERNEL_NODE_PARAMS_v2
   Context context;
 };
 
+// The functions that are used, by their exported names and versions (CUDA driver API, NVRTC).
 struct Api {
   Result (*Init)(unsigned);
   Result (*DriverGetVersion)(int*);

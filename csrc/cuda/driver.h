@@ -62,7 +62,7 @@ class Driver {
   void allow_shared(Function f, int bytes) const;
   void launch(Function f, const unsigned (&grid)[3], const unsigned (&block)[3], unsigned shared_bytes, Stream s, void** params) const;
 
-  // Graphs of launches. Their functions are looked up when the first graph is made.
+  // Graphs of launches; only where they were asked for (graphs_asked) are their functions looked up.
   GraphHandle new_graph() const;
   GraphNode add_launch(GraphHandle graph, const std::vector<GraphNode>& behind, Function f, const unsigned (&grid)[3], const unsigned (&block)[3],
                        unsigned shared_bytes, void** params) const;

@@ -131,29 +131,19 @@ Kernel Device::build(const char* name, const Constants& constants) {
   return kernel;
 }
 
-Ref<MTL::Buffer> Device::new_buffer(size_t bytes) {
+Ref<MTL::Buffer> Device::allocate(size_t bytes, MTL::ResourceOptions mode, const char* advice) {
   const Pool pool;
   bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
-  Ref<MTL::Buffer> buffer(device_->newBuffer(bytes, MTL::ResourceStorageModeShared));
-  if (!buffer)
-    throw MemoryPlanError("[metal] the device refused " + std::to_string(bytes) + " bytes; ask for a smaller context or chunk");
+  Ref<MTL::Buffer> buffer(device_->newBuffer(bytes, mode));
+  if (!buffer) throw MemoryPlanError("[metal] the device refused " + std::to_string(bytes) + " bytes; " + advice);
   return buffer;
 }
 
-#ifdef DS4_CUDA
-// "Managed" of Metal, memory of the host that the device sees: what it is here, csrc/cuda/device.cpp says.
-Ref<MTL::Buffer> Device::new_host_buffer(size_t bytes) {
-  const Pool pool;
-  bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
-  Ref<MTL::Buffer> buffer(device_->newBuffer(bytes, MTL::ResourceStorageModeManaged));
-  if (!buffer) throw MemoryPlanError("[cuda] the device refused " + std::to_string(bytes) + " bytes of the host");
-  return buffer;
+Ref<MTL::Buffer> Device::new_buffer(size_t bytes) {
+  return allocate(bytes, MTL::ResourceStorageModeShared, "ask for a smaller context or chunk");
 }
-#endif
 
 Ref<MTL::Buffer> Device::new_weights(size_t bytes) {
-  const Pool pool;
-  bytes = (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
 #ifdef DS4_CUDA
   constexpr auto kMode = MTL::ResourceStorageModePrivate;
 #else
@@ -162,9 +152,7 @@ Ref<MTL::Buffer> Device::new_weights(size_t bytes) {
   if (bytes > device_->maxBufferLength())
     throw MemoryPlanError("[metal] " + std::to_string(bytes) + " bytes of weights in one piece; the device's largest buffer has " +
                           std::to_string(device_->maxBufferLength()));
-  Ref<MTL::Buffer> buffer(device_->newBuffer(bytes, kMode));
-  if (!buffer) throw MemoryPlanError("[metal] the device refused " + std::to_string(bytes) + " bytes for weights; make a smaller model");
-  return buffer;
+  return allocate(bytes, kMode, "make a smaller model");
 }
 
 Ref<MTL::Buffer> Device::wrap(const void* page, size_t bytes) {
@@ -198,7 +186,9 @@ bool Device::find(const void* p, Place* place) const {
 // Pages of our own under a buffer: the system hands them out zeroed and when they are first touched; Metal promises neither.
 void* Device::alloc(size_t bytes, [[maybe_unused]] bool for_host) {
 #ifdef DS4_CUDA  // pages of the host are no memory of the device; its own allocator gives what both see, zeroed
-  Allocation given{for_host ? new_host_buffer(bytes) : new_buffer(bytes), nullptr, 0};
+  // "Managed" of Metal, memory of the host that the device sees: what it is here, csrc/cuda/device.cpp says.
+  const auto mode = for_host ? MTL::ResourceStorageModeManaged : MTL::ResourceStorageModeShared;
+  Allocation given{allocate(bytes, mode, "ask for a smaller context or chunk"), nullptr, 0};
   void* both = given.buffer->contents();
   remember(both, std::max<size_t>(bytes, 1), given.buffer.get(), 0);
   const std::unique_lock<std::shared_mutex> locked(ranges_mutex_);

@@ -112,7 +112,6 @@ class Device {
   bool find(const void* p, Place* place) const;
 
   // for_host: the host writes or reads it in every run.
-  Ref<MTL::Buffer> new_host_buffer(size_t bytes);  // CUDA
   void* alloc(size_t bytes, bool for_host = false);
   void free(void* p);
 
@@ -122,6 +121,8 @@ class Device {
  private:
   Device();
   void compile();
+  // Whole pages. Throws MemoryPlanError with the advice when the device refuses.
+  Ref<MTL::Buffer> allocate(size_t bytes, MTL::ResourceOptions mode, const char* advice);
   Kernel build(const char* name, const Constants& constants);
 
   struct Range {

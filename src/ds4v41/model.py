@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 NANO = Path(__file__).parent / "data" / "nano"
 DEFAULT_RETAIN = 8192
+DEVICES = ("metal", "cuda")
+"""Back ends that are devices."""
 LoadProgress = Callable[[int, int], None]
 """Called with (bytes looked at, bytes in all) while `check=True` reads the weights."""
 
@@ -109,7 +111,7 @@ class Model:
         if not isinstance(check, bool):
             raise OptionError(f"check: expected True or False, found {shown(check)}")
         callback("progress", progress)
-        n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
+        n_threads = worker_threads(threads)
         parts = ("main", "engram") if tables.path is None else ("main",)
         checkpoint = open_checkpoint(NANO if path is None else path_of("path", path), parts=parts)
         if tokenizer is not None:
@@ -166,12 +168,12 @@ class Model:
         choice("activations", activations, ("auto", "bf16", "fp8", "fp32"))
         callback("progress", progress)
         layers, experts, seed = synthetic.options(layers, experts, seed)
-        n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
+        n_threads = worker_threads(threads)
         if engram_rows is not None:
             engram_rows = positive_int("engram_rows", engram_rows, 1, 1 << 40)
         config = synthetic.config_of(shape, layers, experts, recipe, engram_rows)
         name = f"synthetic {shape}, {layers} layers, {experts} experts, {recipe}, seed {seed}"
-        place = isa if isa in ("metal", "cuda") else "cpu"
+        place = isa if isa in DEVICES else "cpu"
         checkpoint = synthetic.make(config, recipe, seed, place, n_threads, name, progress)
         weights, _ = weight_bytes(checkpoint)
         mode = default_activations(config, checkpoint.dialect) if activations == "auto" else activations
@@ -450,11 +452,16 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def worker_threads(wish: int | None) -> int:
+    """Of the option `threads`: a thread for each core unless a number is given. OptionError for what is none."""
+    return usable_cores() if wish is None else positive_int("threads", wish, 1, 1024)
+
+
 def _check_matrix(isa: str, mode: str) -> None:
     """OptionError where there is no fast matrix class, and for a mode that it would not respect."""
     if mode == "fp32":
         raise OptionError('prefill="matrix" rounds activations to bfloat16, activations="fp32" does not; drop one')
-    missing = f"the back end {isa} has none" if isa in ("metal", "cuda") else _ext.matrix_missing(isa)
+    missing = f"the back end {isa} has none" if isa in DEVICES else _ext.matrix_missing(isa)
     if missing:
         raise OptionError(
             f'prefill="matrix" needs a processor with AVX-512-BF16 (Zen 4, Cooper Lake, Sapphire Rapids or later) and '
@@ -470,7 +477,7 @@ def _isa(backend: Any) -> str:
     known = [f"cpu/{isa}" for isa in _ext.cpu_isas()]
     if backend in known:
         return backend.removeprefix("cpu/")
-    if backend in ("metal", "cuda"):
+    if backend in DEVICES:
         reason = _ext.device_missing(backend)
         if reason:
             raise BackendError(f"backend: {backend} is not here ({reason}); here are: auto, cpu, {', '.join(known)}")

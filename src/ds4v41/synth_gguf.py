@@ -279,20 +279,24 @@ def _plan(config: ModelConfig, recipe: str) -> tuple[Plan, bytes]:
     return replace(draft, data_start=len(header)), header
 
 
-def _records(config: ModelConfig, quantization: str) -> list[Record]:
+def synthetic_vocabulary(config: ModelConfig) -> list[Record]:
+    """A made-up tokenizer and its token map, as a file has them."""
     special = _special_ids(config)
     tokenizer = synthetic_tokenizer(config.vocab_size, config.engram_compressed_vocab_size, special)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
         path.write_bytes(tokenizer)
-        vocabulary = _vocabulary_records(path, config)
+        return _vocabulary_records(path, config)
+
+
+def _records(config: ModelConfig, quantization: str) -> list[Record]:
     stored = json.dumps(config.to_hf(), sort_keys=True, separators=(",", ":"))
     return [
         Record("general.architecture", STRING, ARCHITECTURE),
         Record("general.name", STRING, "synthetic"),
         Record("general.alignment", U32, ALIGNMENT),
         Record(f"{ARCHITECTURE}.config", STRING, stored),
-        *vocabulary,
+        *synthetic_vocabulary(config),
         *config_records(config),
         Record(f"{ARCHITECTURE}.quantization", STRING, quantization),
         Record(f"{ARCHITECTURE}.calibration", STRING, "none (random blocks)"),

@@ -8,7 +8,6 @@ asked for.
 
 from __future__ import annotations
 
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 
 from . import _ext
 from .checkpoint import Checkpoint, ModelConfig, Tensor, TensorSpec, tensor_table
-from .checkpoint.convert import _vocabulary_records
 from .checkpoint.convert_plan import plan_tensors
 from .checkpoint.header import ITEM_BYTES
 from .checks import choice, positive_int
@@ -30,16 +28,15 @@ from .errors import MemoryPlanError
 from .machine import available_memory, human
 from .synth import (
     _SIGMA_CODES,
+    _bf16,
     _e4m3_quantiles,
     _fp4_pairs,
     _items,
     _normal_quantiles,
     _scale_exponent,
-    _special_ids,
     _statistics,
 )
-from .synth_gguf import SHAPES, slice_config
-from .synth_tokenizer import synthetic_tokenizer
+from .synth_gguf import SHAPES, slice_config, synthetic_vocabulary
 from .weights import is_vector
 
 RECIPES = ("q4", "mxfp4", "fp8fp4", "bf16")
@@ -145,10 +142,9 @@ def _numbers(dtype: str, mean: float, std: float) -> U32:
     values = (mean + std * _normal_quantiles(_NUMBERS)).astype(np.float32)
     if dtype == "F16":
         return values.astype("<f2").view(np.uint16).astype(np.uint32)
-    bits: U32 = values.view(np.uint32)
     if dtype == "BF16":
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint32)
-    return bits
+        return _bf16(values).astype(np.uint32)
+    return values.view(np.uint32)
 
 
 def _table(heads: NDArray[Any], codes: NDArray[Any]) -> U32:
@@ -283,10 +279,6 @@ def options(layers: Any, experts: Any, seed: Any) -> tuple[int, int, int]:
 
 def _vocabulary(config: ModelConfig) -> tuple[list[int], dict[str, Any]]:
     """Token map of the Engram hash, and the tokenizer as a GGUF file would have it."""
-    text = synthetic_tokenizer(config.vocab_size, config.engram_compressed_vocab_size, _special_ids(config))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tokenizer.json"
-        path.write_bytes(text)
-        records = {record.key.rpartition(".")[2]: record.value for record in _vocabulary_records(path, config)}
+    records = {record.key.rpartition(".")[2]: record.value for record in synthetic_vocabulary(config)}
     metadata = {name: records[name] for name in ("tokens", "merges", "pre")} | {"token_types": records["token_type"]}
     return [int(i) for i in records["token_map"]], metadata

@@ -16,10 +16,10 @@ from .. import _ext
 from ..checks import choice, positive_int
 from ..errors import BackendError, OptionError, shown
 from ..ledger import Ledger
+from ..model import DEVICES
 from ..session import Session
 from .common import environment, median
 
-DEVICES = ("metal", "cuda")
 GIB = 1 << 30
 _REPEATS = 5
 _COUNTS = ("dispatches", "levels", "command_buffers", "waits")

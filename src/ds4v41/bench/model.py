@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -25,8 +26,9 @@ from ..session import Session
 from . import device
 from .common import environment, median
 
-Path = str | os.PathLike[str] | Model | None
-"""A file or folder, a model that is open already (it stays open), or nothing: the nano model."""
+Path = str | os.PathLike[str] | Model | Callable[[], Model] | None
+"""A file or folder, a model that is open already (it stays open), what makes one when the options are known to be
+right, or nothing: the nano model."""
 
 _ROOF_BYTES = 1 << 30
 _PIECE = 1 << 28
@@ -40,7 +42,7 @@ def fill(session: Session, position: int, seed: int = 1) -> None:
 
 def _warm(model: Model) -> None:
     """Bring every page of the weights into memory and into this process, so that no step waits for the disk."""
-    if model.checkpoint.made is not None:  # it was written a moment ago, and a device's memory is no page of ours
+    if model.checkpoint.made is not None or device.is_device(model.backend):  # just written, or no pages of ours
         return
     for tensor in model.checkpoint.tensors.values():
         if tensor.segment is not None:
@@ -105,17 +107,21 @@ class _Stepper:
 
 @contextmanager
 def _opened(path: Path, threads: int | None, backend: str) -> Iterator[Model]:
-    if isinstance(path, Model):
-        if threads is not None or backend not in ("auto", path.backend):
-            raise OptionError("threads, backend: an open model has its own; leave them out")
-        yield path
+    if isinstance(path, Model) or callable(path):
+        if threads is not None or backend not in ("auto", getattr(path, "backend", "auto")):
+            raise OptionError("threads, backend: an open model, or one still to be made, has its own; leave them out")
+        if isinstance(path, Model):
+            yield path
+        else:
+            with path() as model:
+                yield model
     else:
         with Model.open(path, threads=threads, backend=backend) as model:
             yield model
 
 
-def _name(path: Path) -> str:
-    return str(path.path if isinstance(path, Model) else path or "nano")
+def _name(path: Path, model: Model) -> str:
+    return str(model.path if isinstance(path, Model) or callable(path) else path or "nano")
 
 
 def _about(model: Model) -> dict[str, Any]:
@@ -174,7 +180,7 @@ def decode(
             for _ in range(steps):
                 stepper.step(roof)
             result: dict[str, Any] = stepper.result()
-        return _about(model) | {"model": _name(path), "context": context} | result
+        return _about(model) | {"model": _name(path, model), "context": context} | result
 
 
 def depth(
@@ -212,7 +218,7 @@ def depth(
             ledger = item.pop("ledger")
             item["ms_by_op"] = {r.op: 1e3 * r.time / ledger.runs for r in ledger.by_op()}
             results.append(item)
-        return _about(model) | {"model": _name(path), "results": results}
+        return _about(model) | {"model": _name(path, model), "results": results}
 
 
 def prefill(
@@ -228,20 +234,20 @@ def prefill(
 
     matrix: each prompt also in the matrix class, `ratio` is its CPU rate over the canonical one."""
     results = []
+    lengths = [(positive_int("tokens", n), positive_int("behind", b, 0)) for n, b in product(tokens, behind)]
+    in_matrix: list[Callable[[], Model]] = []
+    if matrix:
+        if isinstance(path, Model) or callable(path):
+            raise OptionError("matrix: expected a file, to open in both classes of prompts; an open model has one")
+        in_matrix.append(partial(Model.open, path, threads=threads, prefill="matrix", backend=backend))
     with ExitStack() as stack:
         models = [stack.enter_context(_opened(path, threads, backend))]
-        if matrix:
-            if isinstance(path, Model):
-                raise OptionError("matrix: an open model has one class of prompts; give its path")
-            more = Model.open(path, threads=threads, prefill="matrix", backend=backend)
-            models.append(stack.enter_context(more))
+        models += [stack.enter_context(opened()) for opened in in_matrix]
         for model in models:
-            if not device.is_device(model.backend):
-                _warm(model)
+            _warm(model)
         rng = np.random.default_rng(3)
         longest = models[0].config.max_position_embeddings
-        for n, before in product(tokens, behind):
-            n, before = positive_int("tokens", n), positive_int("behind", before, 0)
+        for n, before in lengths:
             if before % 2 or n + before + 8 > longest:
                 raise OptionError(
                     f"prefill: expected 1 or more tokens behind an even number of tokens, {longest - 8} in all, "
@@ -252,7 +258,7 @@ def prefill(
             for item in items[1:]:
                 item["ratio"] = item["cpu_tok_s"] / items[0]["cpu_tok_s"]
             results += items
-        return _about(models[0]) | {"model": _name(path), "results": results}
+        return _about(models[0]) | {"model": _name(path, models[0]), "results": results}
 
 
 def _prefill(model: Model, ids: NDArray[np.int32], behind: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from .. import _ext
 from ..checks import choice, positive_int
 from ..errors import MemoryPlanError, OptionError, shown
 from ..machine import available_memory, human
-from ..model import usable_cores
+from ..model import worker_threads
 from . import device
 from .common import environment, median
 
@@ -32,7 +32,7 @@ MOST_ROWS = 8192
 
 
 def _probe(threads: int | None, gib: float, huge_pages: bool) -> tuple[Any, int, str, int]:
-    n_threads = usable_cores() if threads is None else positive_int("threads", threads, 1, 1024)
+    n_threads = worker_threads(threads)
     if isinstance(gib, bool) or not isinstance(gib, (int, float)) or not 0.01 <= gib <= 1024:
         raise OptionError(f"gib: expected 0.01 to 1024, found {shown(gib)}")
     if gib * GIB > available_memory():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from functools import partial
 from typing import Any
 
 from .. import bench
 from ..bench.ab import parse_side
-from ..bench.model import MOST_STEPS
-from ..checks import positive_int
+from ..bench.model import Path
 from ..model import Model
 from .output import print_json
 from .parser import UsageError
@@ -48,29 +48,13 @@ def _measure(args: Namespace) -> dict[str, Any]:
         return _on_model(args, args.model, {"threads": args.threads, "backend": args.backend})
     if args.model is not None:
         raise UsageError(f"bench {args.what}: --synthetic makes a model, --model names one; give one of them")
-    _check_first(args)
     sizes = {name: n for name in ("layers", "experts") if (n := getattr(args, name)) is not None}
-    with Model.synthetic(recipe=args.synthetic, backend=args.backend, threads=args.threads, **sizes) as model:
-        return _on_model(args, model, {})
+    make = partial(Model.synthetic, recipe=args.synthetic, backend=args.backend, threads=args.threads, **sizes)
+    return _on_model(args, make, {})
 
 
-def _check_first(args: Namespace) -> None:
-    """What can be refused before minutes go into making a model."""
-    contexts = _numbers("context", args.context) if args.context is not None else ()
-    behind = _numbers("behind", args.behind) if args.what == "prefill" and args.behind is not None else ()
-    if args.what == "decode" and len(contexts) > 1:
-        raise UsageError("bench decode: --context takes one position (bench depth takes several)")
-    if args.what == "prefill" and args.matrix:
-        raise UsageError("bench prefill: --matrix opens a file in two classes; with --synthetic there is none")
-    if args.what != "prefill":
-        positive_int("steps", args.steps, 1, MOST_STEPS)
-    for name, values in (("context", contexts), ("behind", behind)):
-        for value in values:
-            positive_int(name, value, 0)
-
-
-def _on_model(args: Namespace, model: str | Model | None, opening: dict[str, Any]) -> dict[str, Any]:
-    """A measurement of whole steps or prompts, on a file or on an open model."""
+def _on_model(args: Namespace, model: Path, opening: dict[str, Any]) -> dict[str, Any]:
+    """A measurement of whole steps or prompts, on a file or on a model that is still to be made."""
     contexts = _numbers("context", args.context) if args.context is not None else ()
     more: dict[str, Any] = {}
     if args.what == "decode":

@@ -92,6 +92,10 @@ class Remote:
         """Is it worth a try?"""
         return time.monotonic() >= self.until
 
+    def wake(self) -> None:
+        """Try again now."""
+        self.until = 0.0
+
     def _fail(self, doing: str, error: BaseException) -> None:
         self._failed = f"{doing} failed: {_words(error)}"
         self.until = time.monotonic() + PAUSE

@@ -33,7 +33,7 @@ class Sender:
         self._closed = False
         self.lost = self._failures = 0
         # The interpreter ends daemon threads where they are: a store that nobody closed has its queue emptied first.
-        self._at_exit = partial(_flush, weakref.ref(self))
+        self._at_exit = partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)
 
     @property
@@ -60,8 +60,8 @@ class Sender:
                 self._thread.start()
             self._change.notify_all()
 
-    def has(self, name: Name) -> None:
-        """The remote has this one: it was taken from there."""
+    def came_from_there(self, name: Name) -> None:
+        """The remote has this one."""
         self._known.add(name)
 
     def flush(self, patience: float | None = None) -> bool:
@@ -123,7 +123,7 @@ class Sender:
         return self._remote.send(thing)
 
 
-def _flush(sender: weakref.ref[Sender]) -> None:
+def _close(sender: weakref.ref[Sender]) -> None:
     there = sender()
     if there is not None:
         there.close()

@@ -130,9 +130,11 @@ class KVStore:
     @mended
     def _begin(self) -> None:
         self._upkeep.adopt()
-        usual = 1 << 30 if self.path is None else default_budget(self.path, self._room.overhead())
-        self.budget = self._given or usual
+        self.budget = self._given or self._usual_budget()
         self._warn_once()
+
+    def _usual_budget(self) -> int:
+        return 1 << 30 if self.path is None else default_budget(self.path, self._room.overhead())
 
     def _mend(self, error: IndexDamaged) -> None:
         """Make the index again from the objects, unless another thread has done it since."""
@@ -206,7 +208,7 @@ class KVStore:
                     break
                 path.add(thing[0].id)
                 if self._sender is not None:
-                    self._sender.has((thing[0].id, thing[0].kind))
+                    self._sender.came_from_there((thing[0].id, thing[0].kind))
         except IndexDamaged:
             raise
         except OSError as error:
@@ -462,7 +464,7 @@ class KVStore:
         """Read every object, here and in the remote, and compare every checksum; deletes nothing. What waits to be
         sent is sent first."""
         if self._remote is not None:
-            self._remote.until = 0.0  # somebody wants to know now
+            self._remote.wake()  # somebody wants to know now
         sent = self.flush()
         here = self._upkeep.verify()
         n, size, faults = self._remote.verify() if self._remote is not None else (0, 0, [])
