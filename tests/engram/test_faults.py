@@ -122,7 +122,7 @@ def test_letting_go_does_not_wait_for_the_disk(table: Table) -> None:
     ticket = rows_of.request(0, np.arange(0, 1000, 90))
     ticket.abandon()
     del ticket
-    assert time.perf_counter() - begin < 0.8
+    assert time.perf_counter() - begin < 0.66
 
 
 def test_closing_with_reads_in_flight_waits_only_for_those(table: Table) -> None:
